@@ -1,0 +1,87 @@
+"""What the readers of raw formats give: blocks of records, and the batch of documents that a block holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from llmctl.artifacts.documents import InvalidRecord
+from llmctl.config.schema import Opt
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+FORMATS = ("auto", "jsonl", "parquet", "csv", "text", "markdown", "html", "warc")
+
+
+@dataclass
+class ReadOptions:
+    """How raw files become documents."""
+
+    format: Annotated[
+        Literal["auto", "jsonl", "parquet", "csv", "text", "markdown", "html", "warc"],
+        Opt("Format of the files; `auto` recognises each by its content."),
+    ] = "auto"
+    text_field: Annotated[str, Opt("Field that holds the text.")] = "text"
+    id_field: Annotated[str, Opt("Field that holds the record's id.")] = "id"
+    source_field: Annotated[str, Opt("Field that holds the source; without it, the folder names the source.")] = (
+        "source"
+    )
+    lang_field: Annotated[str, Opt("Field that holds the language.")] = "lang"
+    source: Annotated[str | None, Opt("Source of every record, whatever the records say.")] = None
+    max_record_bytes: Annotated[int, Opt("Longest line that is read as a record.", min=1, size=True)] = 512_000_000
+    block_bytes: Annotated[int, Opt("Size of the blocks that work is cut into.", min=1024, size=True)] = 256_000_000
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of one input file.
+
+    Attributes:
+        file: path relative to the input's root.
+        start, end: range in bytes (lines), row groups (Parquet) or, for a decompressed stream, of `data` within it;
+            `end` of None means to the end of the file.
+        data: the decompressed bytes of a piece of a stream that only one reader can cut; None if the worker reads
+            the file by itself.
+    """
+
+    file: str
+    start: int = 0
+    end: int | None = None
+    data: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """A unit of reading: one piece of a large file, or several small files.
+
+    Attributes:
+        name: unique and sortable, safe in file names, such as ``00003-00001``.
+        root: the input's root folder.
+        input_bytes: bytes on disk, for progress.
+    """
+
+    name: str
+    root: str
+    segments: tuple[Segment, ...]
+    input_bytes: int
+
+
+@dataclass
+class DocumentBatch:
+    """The records of one block.
+
+    Attributes:
+        table: Arrow table with `artifacts.kinds.documents_schema`.
+        files: the block's input files.
+        file_index: int32 of shape [rows]; which of `files` a row came from.
+        invalid: the records that could not be read.
+        content_hash: xxh3-128 of the bytes read.
+    """
+
+    table: pa.Table
+    files: list[str]
+    file_index: np.ndarray
+    invalid: list[InvalidRecord] = field(default_factory=list)
+    content_hash: str = ""
