@@ -136,7 +136,7 @@ def stage_command(
             config_file, assignments = values.pop("config_file"), values.pop("assignments") or []
             print_config = values.pop("print_config")
             flags = {name: _given(values.pop(name)) for name in config_names}
-            config = load(config_class, config_file, assignments, flags, stage)
+            config: Any = load(config_class, config_file, assignments, flags, stage)
             if print_config:
                 typer.echo(to_yaml(config), nl=False)
                 return

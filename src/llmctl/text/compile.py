@@ -13,13 +13,10 @@ import hashlib
 import os
 import platform
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numba
-
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def _cache_folder() -> Path:
@@ -39,14 +36,14 @@ def _cache_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"llmctl-kernels-{os.getuid()}-{digest.hexdigest()[:16]}"
 
 
-numba.config.CACHE_DIR = str(_cache_folder())
+numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
 
 
-def kernel(function: FunctionT) -> FunctionT:
+def kernel(function: Any) -> Any:
     """Compile `function` without the interpreter lock; no fastmath, so that results are the same everywhere."""
     return numba.njit(function, nogil=True, cache=True, fastmath=False)
 
 
-def inline_kernel(function: FunctionT) -> FunctionT:
+def inline_kernel(function: Any) -> Any:
     """Compile a small helper that kernels call; it is inlined by the compiler."""
     return numba.njit(function, nogil=True, cache=True, inline="never", fastmath=False)
