@@ -148,6 +148,7 @@ def stage_command(
 
         command.__name__ = function.__name__
         command.__doc__ = function.__doc__
+        command.config_class = config_class  # type: ignore[attr-defined] # read by the reference generator
         command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [*own, *config_fields, *run_fields, *_extra_parameters(stage)]
         )
