@@ -139,6 +139,6 @@ def enforce_invalid_share(records: Mapping[str, int], max_invalid_share: float) 
     """
     if records["in"] and records["invalid"] > max_invalid_share * records["in"]:
         raise LimitPassed(
-            f"{records['invalid']:,} of {records['in']:,} records are invalid, more than the limit of {max_invalid_share:.3g}",
+            f"{records['invalid']:,} of {records['in']:,} records are invalid; the limit is {max_invalid_share:.3g}",
             "look under invalid/ in the output; --max-invalid-share sets the limit",
         )

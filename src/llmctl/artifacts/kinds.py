@@ -58,14 +58,14 @@ def check_version(kind_name: str, version: int, where: str) -> Kind:
     kind = KINDS[kind_name]
     if version > kind.schema_version:
         raise UserError(
-            f"{where} was written with schema {version} of `{kind_name}`, this llmctl reads up to {kind.schema_version}",
+            f"{where} has schema {version} of `{kind_name}`, this llmctl reads up to {kind.schema_version}",
             "upgrade llmctl, or make the folder again with this version",
         )
     return kind
 
 
 def documents_schema() -> pa.Schema:
-    """Columns of `documents`: id, text, source, lang (null if unknown), metadata (the record's other fields as JSON)."""
+    """Columns of `documents`; `lang` is null if unknown, `metadata` holds the record's other fields as JSON."""
     import pyarrow as pa
 
     return pa.schema(

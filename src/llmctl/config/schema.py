@@ -15,7 +15,6 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
 
 
@@ -90,9 +89,18 @@ def strip_none(annotation: Any) -> Any:
     return annotation
 
 
-@cache
 def fields_of(config_class: type) -> tuple[Field, ...]:
     """Return the fields of a configuration class, in order of declaration."""
+    found = _resolved.get(config_class)
+    if found is None:
+        found = _resolved[config_class] = _resolve(config_class)
+    return found
+
+
+_resolved: dict[type, tuple[Field, ...]] = {}
+
+
+def _resolve(config_class: Any) -> tuple[Field, ...]:
     hints = typing.get_type_hints(config_class, include_extras=True)
     resolved = []
     for field in dataclasses.fields(config_class):

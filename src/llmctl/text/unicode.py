@@ -82,7 +82,7 @@ def classes() -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def lower() -> np.ndarray:
-    """Return the simple lower-case mapping, uint32 of shape [0x110000] (characters that lower to several keep the first)."""
+    """Return the simple lower-case mapping, uint32 of shape [0x110000]; what lowers to several characters stays."""
     table = np.arange(TABLE_SIZE, dtype=np.uint32)
     for point in range(0x20000):
         if 0xD800 <= point < 0xE000:
