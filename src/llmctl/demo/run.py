@@ -59,7 +59,13 @@ def _run_step(step: Step, folder: Path, configs: str) -> None:
     arguments = step.arguments(str(folder), configs)
     console.info(f"\n$ llmctl {' '.join(arguments)}")
     # The steps' results are talk here: stdout belongs to the demo's own result.
-    status = subprocess.run([sys.executable, "-m", "llmctl", *arguments], stdout=sys.stderr, check=False).returncode
+    process = subprocess.Popen([sys.executable, "-m", "llmctl", *arguments], stdout=sys.stderr)
+    try:
+        status = process.wait()
+    except KeyboardInterrupt:
+        # The step has got the signal too (or gets it now): let it save its state.
+        process.terminate()
+        status = process.wait()
     if status in (ExitStatus.INTERRUPTED, -2, -15):
         raise Interrupted(f"stopped in `llmctl {arguments[0]}`", "the same command goes on from there")
     if status:
