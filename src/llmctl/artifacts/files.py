@@ -182,6 +182,11 @@ def safe_relative(path: str, where: str) -> str:
     return path
 
 
+def printable_path(path: str) -> str:
+    """Return a path as valid Unicode: bytes of a file name that are no UTF-8 become ``\\xNN``."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def remove_leftovers(folder: Path) -> None:
     """Delete temporary files that a killed run left behind."""
     if folder.is_dir():

@@ -44,12 +44,25 @@ class Segment:
             `end` of None means to the end of the file.
         data: the decompressed bytes of a piece of a stream that only one reader can cut; None if the worker reads
             the file by itself.
+        format: what the planner recognised: a name from `FORMATS`, or one of ``documents`` (a table of our own),
+            ``json`` (one array, or objects that span lines) and ``none`` (nothing to read but `invalid`).
+        compression: ``gzip``, ``zstd``, ``bzip2``, ``xz`` or nothing.
+        line: 1-based number of the first line, if known.
+        first_row: number of the first row of a table (CSV, Parquet).
+        header: the line with the names of the columns (CSV).
+        invalid: what the planner already found that cannot be read.
     """
 
     file: str
     start: int = 0
     end: int | None = None
     data: bytes | None = None
+    format: str = ""
+    compression: str = ""
+    line: int | None = None
+    first_row: int = 0
+    header: bytes = b""
+    invalid: tuple[InvalidRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,7 @@ class DocumentBatch:
 
     Attributes:
         table: Arrow table with `artifacts.kinds.documents_schema`.
-        files: the block's input files.
+        files: the block's input files, each once, in a form that can be printed (`artifacts.files.printable_path`).
         file_index: int32 of shape [rows]; which of `files` a row came from.
         invalid: the records that could not be read.
         content_hash: xxh3-128 of the bytes read.

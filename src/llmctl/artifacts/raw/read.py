@@ -1,0 +1,176 @@
+"""Turn a block of raw input into a batch of documents."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from llmctl.artifacts.files import printable_path
+from llmctl.artifacts.raw.blocks import Block, DocumentBatch, ReadOptions, Segment
+from llmctl.artifacts.raw.columns import Columns
+from llmctl.artifacts.raw.jsonlines import add_lines
+from llmctl.artifacts.raw.pieces import LineCutter, Piece, fault_record
+from llmctl.artifacts.raw.streams import CHUNK_BYTES, ChunkReader, StreamFault, os_fault
+from llmctl.artifacts.raw.tables import add_parquet
+
+# Pieces this small keep the Python objects of a piece in the processor's cache and out of the memory's peak.
+PIECE_BYTES = 8_000_000
+# A file that looked small enough for one worker and swells beyond this many blocks is refused, not swallowed.
+SWELL_BLOCKS = 16
+SWELL_BYTES = 64_000_000
+
+
+def read_block(block: Block, options: ReadOptions) -> DocumentBatch:
+    """Read the documents of a block. Faults of the input become invalid records, never exceptions.
+
+    Args:
+        block: from `plan_blocks`.
+        options: the same as for the plan.
+    """
+    columns = Columns(options)
+    for segment in block.segments:
+        columns.begin_file(segment.file)
+        _add_segment(Path(block.root) / segment.file, segment, columns)
+        columns.invalid.extend(segment.invalid)
+    return columns.finish(content_key(block))
+
+
+def _add_segment(path: Path, segment: Segment, columns: Columns) -> None:
+    if segment.format == "none":
+        return
+    if segment.format in ("parquet", "documents"):
+        add_parquet(path, segment, columns)
+        return
+    for piece in _pieces(path, segment, columns):
+        columns.invalid.extend(piece.invalid)
+        if piece.data:
+            add_lines(piece, columns)
+            columns.flush()
+
+
+def _pieces(path: Path, segment: Segment, columns: Columns) -> Iterator[Piece]:
+    options = columns.options
+    if segment.data is not None:
+        yield Piece(segment.data, segment.start, segment.line)
+        return
+    cutter = LineCutter(columns.path, piece_bytes=PIECE_BYTES, max_record_bytes=options.max_record_bytes)
+    if segment.compression:
+        limit = options.block_bytes * SWELL_BLOCKS + SWELL_BYTES
+        yield from cutter.cut(bounded(ChunkReader(path, segment.compression), limit))
+        return
+    lines = LineRange(path, segment.start, segment.end)
+    cutter.offset, cutter.line = lines.start, 1 if segment.start == 0 else None
+    yield from cutter.cut(lines)
+
+
+def bounded(chunks: ChunkReader, limit: int) -> Iterator[bytes]:
+    """Yield chunks up to a limit of decompressed bytes.
+
+    Raises:
+        StreamFault: the stream goes on beyond the limit.
+    """
+    size = 0
+    for chunk in chunks:
+        size += len(chunk)
+        if size > limit:
+            raise StreamFault(
+                f"decompression bomb: more than {limit:,} bytes from {os.path.getsize(chunks.path):,} on disk"
+            )
+        yield chunk
+
+
+class LineRange:
+    """The whole lines of an uncompressed file that begin inside a range of bytes, as chunks.
+
+    Attributes:
+        start: where the first of these lines begins (the range's end if there is none).
+    """
+
+    def __init__(self, path: Path, start: int, end: int | None) -> None:
+        self.path, self.start, self.end = path, start, end
+        self._fault: OSError | None = None
+        if start > 0:
+            try:
+                self._find_start()
+            except OSError as failure:
+                self._fault = failure
+
+    def _find_start(self) -> None:
+        with open(self.path, "rb") as raw:
+            position = self.start - 1  # a newline right before the range means that a line begins with it
+            raw.seek(position)
+            while chunk := raw.read(CHUNK_BYTES):
+                found = chunk.find(b"\n")
+                if found >= 0:
+                    self.start = position + found + 1
+                    return
+                position += len(chunk)
+                if self.end is not None and position >= self.end:
+                    break
+            self.start = position
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self._fault is not None:
+            raise StreamFault(os_fault(self._fault))
+        try:
+            yield from self._chunks()
+        except OSError as failure:
+            raise StreamFault(os_fault(failure)) from failure
+
+    def _chunks(self) -> Iterator[bytes]:
+        if self.end is not None and self.start >= self.end:
+            return
+        with open(self.path, "rb") as raw:
+            raw.seek(self.start)
+            position = self.start
+            chunk = b""
+            while self.end is None or position < self.end:
+                chunk = raw.read(CHUNK_BYTES if self.end is None else min(CHUNK_BYTES, self.end - position))
+                if not chunk:
+                    return
+                position += len(chunk)
+                yield chunk
+            while not chunk.endswith(b"\n"):  # the line that the range ends in belongs to it
+                chunk = raw.read(CHUNK_BYTES)
+                if not chunk:
+                    return
+                chunk = chunk[: chunk.find(b"\n") + 1] or chunk
+                yield chunk
+
+
+def content_key(block: Block) -> str:
+    """Return the xxh3-128 of the bytes that a block covers on disk (of `Segment.data` where it is given).
+
+    It changes when the content changes. Parquet is hashed as a whole: its parts do not say where they lie.
+    """
+    import xxhash
+
+    digest = xxhash.xxh3_128()
+    for segment in block.segments:
+        digest.update(f"{printable_path(segment.file)}\0{segment.start}\0{segment.end}\0".encode())
+        if segment.data is not None:
+            digest.update(segment.data)
+            continue
+        try:
+            _hash_file(Path(block.root) / segment.file, segment, digest.update)
+        except OSError as failure:
+            digest.update(os_fault(failure).encode())
+    return digest.hexdigest()
+
+
+def _hash_file(path: Path, segment: Segment, update: Callable[[bytes], None]) -> None:
+    ranged = segment.format not in ("parquet", "documents")
+    start, end = (segment.start, segment.end) if ranged else (0, None)
+    with open(path, "rb") as raw:
+        raw.seek(start)
+        left = end - start if end is not None else None
+        while left is None or left > 0:
+            chunk = raw.read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
+            if not chunk:
+                return
+            update(chunk)
+            left = None if left is None else left - len(chunk)
+
+
+__all__ = ["LineRange", "content_key", "fault_record", "read_block"]
