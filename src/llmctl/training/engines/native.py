@@ -1,0 +1,270 @@
+"""The engine in plain PyTorch: data parallel with DDP, tensor parallel through the model's own layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from llmctl.model.huggingface import copy_shard
+from llmctl.model.layers import shard_of
+from llmctl.training.config import TrainingConfig
+from llmctl.training.distributed import World
+from llmctl.training.engines.base import Loss, StepReport
+from llmctl.training.engines.common import (
+    WEIGHTS,
+    Batch,
+    Phases,
+    StepModule,
+    autocast,
+    check_stored,
+    clip_coefficient,
+    local_weight,
+    move_module,
+    parameters_of,
+    to_device,
+)
+from llmctl.training.optimizers import STATE_NAMES, Lamb, make_optimizer, set_learning_rate
+from llmctl.training.tensors import StoredTensors, write_tensors
+
+# Dynamic loss scaling of fp16: Micikevicius et al. 2018, with the constants of torch.amp.GradScaler.
+FIRST_LOSS_SCALE, SCALE_GROWTH_STEPS = 2.0**16, 2000
+
+
+class NativeEngine:
+    """Optimizer steps in plain PyTorch; see `Engine` for what each method promises."""
+
+    name = "native"
+
+    def __init__(self, model: nn.Module, config: TrainingConfig, world: World) -> None:
+        self.config, self.world, self.device = config, world, world.device
+        self.rank, self.world_size = world.rank, world.world_size
+        self.data_parallel_rank, self.data_parallel_size = world.dp_rank, world.layout.dp
+        self.model = move_module(model, config.precision, world.device)
+        self._module: nn.Module = StepModule(self.model)
+        self._parameters = parameters_of(self.model)
+        self._trainable = [(name, parameter) for name, parameter in self._parameters if parameter.requires_grad]
+        self.optimizer = make_optimizer(config, [parameter for _, parameter in self._trainable])
+        if isinstance(self.optimizer, Lamb):
+            self.optimizer.square_sums = self._full_square_sums
+        self._loss_scale = FIRST_LOSS_SCALE if config.precision == "fp16" else 1.0
+        self._good_steps = 0
+        self._wrapped = self._module
+        if self.data_parallel_size > 1:
+            self._wrapped = _data_parallel(self._module, world)
+
+    # -- steps -----------------------------------------------------------------------------------------------
+
+    def step(self, micro_batches: Sequence[Batch], loss: Loss, lr: float) -> StepReport:
+        """Make one optimizer step."""
+        phases = Phases()
+        self.model.train()
+        with phases.measure("communication"):
+            (weight,) = self._sum_over_replicas([local_weight(micro_batches, loss)])
+        scale = self._loss_scale / max(weight, 1.0)
+        total, metrics = self._accumulate(micro_batches, loss, scale, phases)
+        with phases.measure("update"):
+            norm = self._gradient_norm() / self._loss_scale
+            skipped = norm != norm or norm == float("inf")
+            if not skipped:
+                self._unscale(clip_coefficient(norm, self.config.max_grad_norm) / self._loss_scale)
+                set_learning_rate(self.optimizer, lr)
+                self.optimizer.step()
+            self._adapt_loss_scale(skipped)
+            self.optimizer.zero_grad(set_to_none=True)
+        report = self._report(total, metrics, weight, phases)
+        report.grad_norm, report.skipped = norm, skipped
+        return report
+
+    def _accumulate(
+        self, micro_batches: Sequence[Batch], loss: Loss, scale: float, phases: Phases
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        metrics: dict[str, torch.Tensor] = {}
+        for number, batch in enumerate(micro_batches):
+            last = number == len(micro_batches) - 1
+            # Gradients are summed over replicas once, with the last micro-batch.
+            quiet = self._wrapped.no_sync() if not last and self.data_parallel_size > 1 else nullcontext()  # type: ignore[operator]
+            with quiet:
+                with phases.measure("forward"), autocast(self.config.precision, self.device):
+                    output = self._wrapped(loss, to_device(batch, self.device))
+                with phases.measure("backward"):
+                    (output.total * scale).backward()
+            total += output.total.detach()
+            for name, value in output.metrics.items():
+                metrics[name] = metrics.get(name, 0.0) + value.detach().double()
+        return total, metrics
+
+    def _gradient_norm(self) -> float:
+        """Return the norm of the whole gradient, each parameter counted once over all processes."""
+        squares = torch.zeros((), dtype=torch.float64, device=self.device)
+        gradients = [
+            parameter.grad
+            for _, parameter in self._trainable
+            if parameter.grad is not None and (shard_of(parameter).dim is not None or self.world.tp_rank == 0)
+        ]
+        if gradients:
+            norms = torch.stack([norm.double() for norm in torch._foreach_norm(gradients)])
+            squares = norms.square().sum()
+        if self.world.layout.tp > 1:
+            dist.all_reduce(squares, group=self.world.groups["tp"])
+        return float(squares.sqrt())
+
+    def _unscale(self, factor: float) -> None:
+        if factor == 1.0:
+            return
+        gradients = [parameter.grad for _, parameter in self._trainable if parameter.grad is not None]
+        torch._foreach_mul_(gradients, factor)
+
+    def _adapt_loss_scale(self, overflow: bool) -> None:
+        if self.config.precision != "fp16":
+            return
+        if overflow:
+            self._loss_scale, self._good_steps = max(1.0, self._loss_scale / 2), 0
+            return
+        self._good_steps += 1
+        if self._good_steps >= SCALE_GROWTH_STEPS:
+            self._loss_scale, self._good_steps = self._loss_scale * 2, 0
+
+    def _full_square_sums(self, parameter: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+        if self.world.layout.tp > 1 and shard_of(parameter).dim is not None:
+            dist.all_reduce(sums, group=self.world.groups["tp"])
+        return sums
+
+    def _sum_over_replicas(self, values: Sequence[float] | torch.Tensor) -> list[float]:
+        tensor = torch.as_tensor(values, dtype=torch.float64, device=self.device)
+        if self.data_parallel_size > 1:
+            dist.all_reduce(tensor, group=self.world.groups["dp"])
+        return tensor.tolist()  # type: ignore[no-any-return]
+
+    def _report(
+        self, total: torch.Tensor, metrics: dict[str, torch.Tensor], weight: float, phases: Phases
+    ) -> StepReport:
+        names = sorted(metrics)
+        with phases.measure("communication"):
+            sums = self._sum_over_replicas(torch.stack([total, *(metrics[name] for name in names)]))
+        means = [value / max(weight, 1.0) for value in sums]
+        return StepReport(
+            loss=means[0], metrics=dict(zip(names, means[1:], strict=True)), weight=weight, seconds=phases.seconds
+        )
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Sequence[Batch], loss: Loss) -> StepReport:
+        """Return loss and metrics over every process's micro-batches, without gradients and dropout."""
+        phases = Phases()
+        self.model.eval()
+        (weight,) = self._sum_over_replicas([local_weight(micro_batches, loss)])
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        metrics: dict[str, torch.Tensor] = {}
+        with phases.measure("forward"), autocast(self.config.precision, self.device):
+            for batch in micro_batches:
+                output = self._module(loss, to_device(batch, self.device))
+                total += output.total
+                for name, value in output.metrics.items():
+                    metrics[name] = metrics.get(name, 0.0) + value.double()
+        return self._report(total, metrics, weight, phases)
+
+    # -- state -----------------------------------------------------------------------------------------------
+
+    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name, full tensor) of every parameter."""
+        for name, parameter in self._parameters:
+            yield name, self._gather(parameter, parameter.detach())
+
+    def _gather(self, parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Put the shards of a parameter (or of its optimizer state) together, without padding."""
+        shard = shard_of(parameter)
+        if shard.dim is None or self.world.layout.tp == 1:
+            return values.detach().cpu()
+        pieces = [torch.empty_like(values) for _ in range(self.world.layout.tp)]
+        dist.all_gather(pieces, values.contiguous(), group=self.world.groups["tp"])
+        if not self.world.is_main:
+            return torch.empty(0)
+        return torch.cat(pieces, dim=shard.dim).narrow(shard.dim, 0, shard.shape[shard.dim]).cpu()
+
+    def _full_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self.full_weights():
+            yield f"{WEIGHTS}/{name}", tensor
+        for name, parameter in self._trainable:
+            state = self.optimizer.state.get(parameter, {})
+            for kind in STATE_NAMES[self.config.optimizer]:
+                if kind in state:
+                    yield f"{kind}/{name}", self._gather(parameter, state[kind])
+
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer state as full tensors; process 0 writes."""
+        scalars = {
+            "optimizer": self.config.optimizer,
+            "optimizer_steps": self._optimizer_steps(),
+            "loss_scale": self._loss_scale,
+            "good_steps": self._good_steps,
+        }
+        if self.world.is_main:
+            write_tensors(folder, self._full_state(), scalars)
+        else:
+            for _ in self._full_state():
+                pass
+
+    def _optimizer_steps(self) -> int:
+        counts = [int(state["step"]) for state in self.optimizer.state.values() if "step" in state]
+        return max(counts, default=0)
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Take weights and optimizer state from a folder that `save` wrote."""
+        stored = StoredTensors(folder)
+        for name, parameter in self._parameters:
+            check_stored(stored, f"{WEIGHTS}/{name}", shard_of(parameter).shape)
+            copy_shard(parameter, stored.piece(f"{WEIGHTS}/{name}"))
+        if stored.scalars.get("optimizer") == self.config.optimizer:
+            self._load_optimizer(stored)
+        if self.config.precision == "fp16":
+            self._loss_scale = float(stored.scalars.get("loss_scale", FIRST_LOSS_SCALE))
+            self._good_steps = int(stored.scalars.get("good_steps", 0))
+
+    def _load_optimizer(self, stored: StoredTensors) -> None:
+        self.optimizer.state.clear()
+        for name, parameter in self._trainable:
+            state: dict[str, Any] = {}
+            for kind in STATE_NAMES[self.config.optimizer]:
+                if f"{kind}/{name}" in stored:
+                    state[kind] = torch.zeros_like(parameter)
+                    state[kind].shard = shard_of(parameter)
+                    copy_shard(state[kind], stored.piece(f"{kind}/{name}"))
+            if state and self.config.optimizer != "sgd":
+                state["step"] = torch.tensor(float(stored.scalars["optimizer_steps"]), device=self._step_device())
+            if state:
+                self.optimizer.state[parameter] = state
+
+    def _step_device(self) -> torch.device:
+        # The fused AdamW keeps its counter beside the parameters.
+        return self.device if self.config.optimizer == "adamw" else torch.device("cpu")
+
+    def close(self) -> None:
+        """Release nothing: the module goes with the object."""
+
+
+def _data_parallel(module: nn.Module, world: World) -> nn.Module:
+    """Wrap a module so that gradients are summed, not averaged, over the data-parallel group."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    group = world.groups["dp"]
+    wrapped = DistributedDataParallel(
+        module,
+        process_group=group,
+        broadcast_buffers=False,
+        gradient_as_bucket_view=True,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+    )
+
+    def sum_gradients(state: Any, bucket: Any) -> Any:
+        future = dist.all_reduce(bucket.buffer(), group=state, async_op=True).get_future()
+        return future.then(lambda done: done.value()[0])
+
+    wrapped.register_comm_hook(group, sum_gradients)
+    return wrapped
