@@ -1,5 +1,47 @@
-"""Not written yet."""
+"""`llmctl filter`: keep what the rules of a source's policy let pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmctl import console
+from llmctl.artifacts.accounting import enforce_invalid_share
+from llmctl.cli.options import report_manifest, stage_command
+from llmctl.config.common import RunOptions
+from llmctl.filtering.config import FilterConfig
 
 
-def register(app) -> None:
-    """Add the command (not written yet)."""
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("filter")(command)
+
+
+@stage_command(FilterConfig, stage="filter")
+def command(
+    source: Annotated[Path, typer.Argument(help="Raw files (a file or a folder tree), or a folder of documents.")],
+    output: Annotated[Path, typer.Argument(help="Folder for the documents that stay, and the reasons of the others.")],
+    *,
+    config: FilterConfig,
+    options: RunOptions,
+) -> None:
+    """Remove documents that a policy of rules fails, and say why for each.
+
+    Writes data/ (kept), removed/ (reason, value, threshold), invalid/, and attributes/ (every statistic).
+    Without --preset, the preset `general` applies.
+    """
+    from llmctl.filtering.stage import run
+
+    manifest = run(source, output, config, options)
+    if options.dry_run and "plan" in manifest.statistics:
+        plan = manifest.statistics["plan"]
+        text = (
+            f"would read {plan['files']:,} files ({plan['input_bytes'] / 1e6:,.1f} MB) in {plan['blocks']:,} blocks "
+            f"with {options.num_workers} workers, and write {output}\nrules: {', '.join(plan['policy']['*'])}"
+        )
+        console.result(text, dry_run=True, output=str(output), **plan)
+        return
+    report_manifest(manifest, output)
+    enforce_invalid_share(manifest.statistics["records"], config.max_invalid_share)

@@ -1,0 +1,54 @@
+"""What `llmctl filter` can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from llmctl.artifacts.raw.blocks import ReadOptions
+from llmctl.config.schema import Opt
+
+DEFAULT_PRESET = "general"
+
+
+@dataclass
+class FilterConfig:
+    """Which documents stay, and what becomes of the others."""
+
+    preset: Annotated[
+        list[str],
+        Opt(
+            "Set of rules with published numbers; repeatable, a later one wins where both set the same limit. "
+            "`none` starts from nothing."
+        ),
+    ] = field(default_factory=lambda: [DEFAULT_PRESET])
+    rules: Annotated[
+        dict[str, Any],
+        Opt("Changes to the presets: rule → its parameters, or `off`, or `on` for a rule with its own numbers."),
+    ] = field(default_factory=dict)
+    sources: Annotated[
+        dict[str, Any],
+        Opt(
+            "Changes for single sources: source (or a pattern such as `social_*`) → rule → its parameters or `off`; "
+            "the key `preset` replaces the presets for that source. The first that fits is taken."
+        ),
+    ] = field(default_factory=dict)
+    attributes: Annotated[
+        bool, Opt("Write every computed statistic to attributes/, so that other limits can be tried without the text.")
+    ] = True
+    keep_text_of_removed: Annotated[bool, Opt("Write the text of removed documents to removed/ too.")] = True
+    max_invalid_share: Annotated[
+        float, Opt("Share of invalid records from which the command ends with status 3.", min=0, max=1)
+    ] = 0.05
+    seed: Annotated[int, Opt("Seed; no rule draws random numbers so far, the output does not depend on it.")] = 0
+    read: Annotated[ReadOptions, Opt("How raw files are read.", flag=False)] = field(default_factory=ReadOptions)
+
+    def validate(self) -> None:
+        """Check presets, rules and their parameters.
+
+        Raises:
+            UserError: an unknown preset, rule or parameter, or a value of the wrong type.
+        """
+        from llmctl.filtering.policy import resolve_policies
+
+        resolve_policies(self)

@@ -1,0 +1,34 @@
+"""Remove documents in which too many lines have 30 characters or fewer.
+
+Source of 0.67: Penedo et al. 2024 (FineWeb), section 3.5; datatrove `fineweb_quality_filter.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from llmctl.config.schema import Opt
+from llmctl.filtering.rule import RuleParameters, ratio
+
+if TYPE_CHECKING:
+    import numpy as np
+
+COLUMNS = ("short_lines", "num_lines")
+
+
+@dataclass
+class Parameters(RuleParameters):
+    """The limits of the rule."""
+
+    max: Annotated[float | None, Opt("Largest share of short lines (FineWeb: 0.67).", min=0, max=1)] = 0.67
+    text: Annotated[
+        Literal["original", "edited"],
+        Opt("The text that the rule looks at: as it was read, or as the line rules leave it."),
+    ] = "edited"
+
+
+def value(columns: Mapping[str, np.ndarray], parameters: Parameters) -> np.ndarray:
+    """Return what is held against the limits, float64 of shape [documents]."""
+    return ratio(columns["short_lines"], columns["num_lines"])

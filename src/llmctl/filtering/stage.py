@@ -1,0 +1,148 @@
+"""Run `llmctl filter`: decide document by document by the rules of the source's policy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmctl import console
+from llmctl.artifacts.accounting import Accounting, merge_all
+from llmctl.artifacts.documents import DATA_FOLDER, write_parquet
+from llmctl.artifacts.inputs import Input, open_input
+from llmctl.artifacts.kinds import documents_schema
+from llmctl.artifacts.manifest import Manifest
+from llmctl.artifacts.output import open_output
+from llmctl.artifacts.raw.plan import plan_blocks
+from llmctl.artifacts.raw.read import content_key
+from llmctl.config.common import RunOptions
+from llmctl.filtering.block import BlockContext, filter_block
+from llmctl.filtering.config import DEFAULT_PRESET, FilterConfig
+from llmctl.filtering.policy import Policy, resolve_policies
+from llmctl.runtime.pool import Unit, UnitResult, run_units
+
+if TYPE_CHECKING:
+    from llmctl.artifacts.output import Output
+
+
+def run(source: Path, output: Path, config: FilterConfig, options: RunOptions) -> Manifest:
+    """Filter `source` into `output` and return its manifest (without files on a dry run).
+
+    Raises:
+        UserError: a path or a configuration that cannot be used.
+    """
+    opened = open_input(source, kinds=("documents",))
+    policies = resolve_policies(config)
+    with open_output(output, kind="documents", stage="filter", config=config, inputs=[opened], options=options) as out:
+        if out.finished is not None:
+            return out.finished
+        describe_policy(config, policies)
+        if options.dry_run:
+            return _dry_run(opened, config, policies)
+        warm_up()
+        results = run_units(
+            filter_block,
+            units(opened, config),
+            BlockContext(config, str(out.root)),
+            out,
+            phase="filter",
+            label="filter",
+            total_bytes=opened.total_bytes,
+        )
+        return finish(out, policies, results)
+
+
+def units(source: Input, config: FilterConfig) -> Iterator[Unit]:
+    """Yield the blocks of the input as units of work."""
+    for block in plan_blocks(source, config.read):
+        yield Unit(block.name, block, block.input_bytes, content_key(block))
+
+
+def warm_up() -> None:
+    """Compile the kernels (or load them) before workers start, so that each finds them in the cache."""
+    import numpy as np
+
+    from llmctl.text.lines import edit_lines
+    from llmctl.text.statistics import Family, document_statistics
+
+    data, offsets = np.frombuffer(b"A word.", np.uint8), np.array([0, 7])
+    document_statistics(data, offsets, Family.LINES)
+    edit_lines(data, offsets, [{"line_end_mark": 1.0}], np.zeros(1, np.int32))
+
+
+def describe_policy(config: FilterConfig, policies: Sequence[Policy]) -> None:
+    """Say which rules apply."""
+    names = ", ".join(config.preset) or "none"
+    default = " (the default; --preset chooses another)" if config.preset == [DEFAULT_PRESET] else ""
+    console.info(f"policy: preset {names}{default}, {len(policies[0].rules)} rules")
+    for policy in policies[1:]:
+        console.info(f"policy of {policy.pattern}: {len(policy.rules)} rules")
+
+
+def _dry_run(source: Input, config: FilterConfig, policies: Sequence[Policy]) -> Manifest:
+    blocks = [(block.name, block.input_bytes, len(block.segments)) for block in plan_blocks(source, config.read)]
+    plan = {
+        "files": len(source.files),
+        "input_bytes": source.total_bytes,
+        "blocks": len(blocks),
+        "policy": {policy.pattern: policy.to_mapping() for policy in policies},
+    }
+    return Manifest(kind="documents", stage="filter", config={}, statistics={"plan": plan})
+
+
+def finish(out: Output, policies: Sequence[Policy], results: Sequence[tuple[Unit, UnitResult]]) -> Manifest:
+    """Merge the blocks' counts, check them, write the manifest and say what happened."""
+    files = [record for _, result in results for record in result.files]
+    if not results:
+        files.append(
+            write_parquet(out.root, f"{DATA_FOLDER}/part-00000-00000.parquet", documents_schema().empty_table())
+        )
+    accounting = merge_all(Accounting.from_mapping(result.data["accounting"]) for _, result in results)
+    accounting.check()
+    lines: Counter[str] = Counter()
+    fails: Counter[str] = Counter()
+    policy_numbers: dict[str, int] = {}
+    for _, result in results:
+        lines.update(result.data["lines"])
+        fails.update(result.data["fails"])
+        policy_numbers.update(result.data["policies"])
+    statistics = {
+        **accounting.to_mapping(),
+        # A document may fail several rules: `by_reason` has the deciding one, this all of them.
+        "failed_by_rule": {name: count for name, count in sorted(fails.items()) if count},
+        "lines": dict(sorted(lines.items())),
+        "policy": {policy.pattern: policy.to_mapping() for policy in policies},
+        "policy_by_source": {name: policies[number].pattern for name, number in sorted(policy_numbers.items())},
+    }
+    manifest = out.finish(files, statistics)
+    report(statistics)
+    accounting.warn()
+    return manifest
+
+
+def report(statistics: dict[str, Any]) -> None:
+    """Print what was removed, and why, and what was kept by source."""
+    total = statistics["records"]["in"]
+    reasons = sorted(statistics["by_reason"].items(), key=lambda item: (-item[1], item[0]))
+    if reasons:
+        fails = statistics["failed_by_rule"]
+        rows = [(name, count, share(count, total), fails.get(name, 0)) for name, count in reasons]
+        console.table("removed", ("reason", "documents", "share", "failed in all"), rows)
+    rows = [
+        (row["source"], row["lang"], row["in"], row["kept"], share(row["kept"], row["in"]),
+         share(row["bytes_kept"], row["bytes_in"]))
+        for row in statistics["by_source"]
+    ]  # fmt: skip
+    if rows:
+        shown = sorted(rows, key=lambda row: (-row[2], row[0], row[1]))[:20]
+        title = "kept" if len(rows) <= 20 else f"kept (the largest 20 of {len(rows)} groups)"
+        console.table(title, ("source", "language", "in", "kept", "documents", "bytes"), shown)
+    changed = statistics["lines"].get("changed_documents", 0)
+    if changed:
+        console.info(f"the line rules changed {changed:,} of the kept documents")
+
+
+def share(part: int, whole: int) -> str:
+    """Return a share as text, such as ``12.3%``."""
+    return f"{100 * part / whole:.1f}%" if whole else "–"

@@ -1,0 +1,268 @@
+"""Find what a document repeats: lines, paragraphs, word n-grams and character n-grams.
+
+Word n-grams are numbered level by level: an n-gram can occur twice only if both (n-1)-grams in it do, so each level
+looks only at what repeats on the level below. Numbers, not hashes, are compared from the second level on, so the
+counts are exact up to collisions of the 64-bit token hashes.
+
+In scripts without spaces a token is a character, and published sizes and limits mean words. There an n-gram of n words
+is taken as ``n * 3 // 2`` characters (a word of running Chinese text has about 1.5).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llmctl.text.compile import inline_kernel
+from llmctl.text.unicode import decode
+from llmctl.text.words import HASH_PRIME, HASH_SEED, mix
+
+LINE_COLUMNS = (
+    "duplicate_lines",
+    "duplicate_line_chars",
+    "num_paragraphs",
+    "duplicate_paragraphs",
+    "duplicate_paragraph_chars",
+)
+TOP_SIZES = (2, 3, 4)
+DUPLICATE_SIZES = (5, 6, 7, 8, 9, 10)
+NGRAM_COLUMNS = (
+    *(f"top_{size}gram_chars" for size in TOP_SIZES),
+    *(f"duplicate_{size}gram_chars" for size in DUPLICATE_SIZES),
+    "num_5grams",
+    "repeated_5grams",
+)
+CHARACTER_COLUMNS = ("num_10char_grams", "repeated_10char_grams")
+CHARACTER_GRAM_SIZE = 10
+_ID_BITS = np.uint64(32)
+
+
+@inline_kernel
+def table_size(entries):
+    """Return the size of a hash table for that many entries: a power of two, at most half full."""
+    size = 16
+    while size < 2 * entries:
+        size *= 2
+    return size
+
+
+@inline_kernel
+def find_slot(keys, used, size, key):
+    """Return the slot of `key`, or the free slot where it belongs (``used[slot] == 0``)."""
+    mask = size - 1
+    slot = np.int64(mix(key)) & mask
+    while used[slot] != 0 and keys[slot] != key:
+        slot = (slot + 1) & mask
+    return slot
+
+
+@inline_kernel
+def duplicate_lines(num_lines, line_hash, line_chars, line_breaks, keys, used, row):
+    """Count lines and paragraphs that occurred before in the same document, and their characters.
+
+    A paragraph is a run of lines with no blank line between them; its characters include the newlines inside.
+
+    Args:
+        keys, used: scratch for a hash table of at least ``table_size(num_lines)``.
+        row: int64 of shape [len(LINE_COLUMNS)], filled.
+    """
+    size = table_size(num_lines)
+    used[:size] = 0
+    repeated = repeated_chars = 0
+    for line in range(num_lines):
+        slot = find_slot(keys, used, size, line_hash[line])
+        if used[slot]:
+            repeated += 1
+            repeated_chars += line_chars[line]
+        else:
+            used[slot] = 1
+            keys[slot] = line_hash[line]
+    row[0] = repeated
+    row[1] = repeated_chars
+
+    used[:size] = 0
+    paragraphs = repeated = repeated_chars = 0
+    line = 0
+    while line < num_lines:
+        value = HASH_SEED
+        chars = -1
+        while True:
+            value = (value ^ line_hash[line]) * HASH_PRIME
+            chars += line_chars[line] + 1
+            line += 1
+            if line >= num_lines or line_breaks[line]:
+                break
+        value = mix(value)
+        paragraphs += 1
+        slot = find_slot(keys, used, size, value)
+        if used[slot]:
+            repeated += 1
+            repeated_chars += chars
+        else:
+            used[slot] = 1
+            keys[slot] = value
+    row[2] = paragraphs
+    row[3] = repeated
+    row[4] = repeated_chars
+
+
+@inline_kernel
+def ngram_repetition(
+    num_tokens, unspaced, token_hash, token_chars, token_gap, keys, used, level, counts, chars, ends, row
+):
+    """Measure the most frequent 2- to 4-gram and all repeated 5- to 10-grams of words.
+
+    The top n-gram is the first of those with the highest count, and counts from two occurrences on. Repeated n-grams
+    are walked from the left: one seen before adds its characters and is stepped over whole. An n-gram's characters are
+    those of its tokens, and one for each white space inside.
+
+    Args:
+        unspaced: the document is in a script without spaces: n words are ``n * 3 // 2`` tokens.
+        keys, used: scratch for a hash table of at least ``table_size(num_tokens)``.
+        level, counts, chars, ends: int64 scratch of at least ``num_tokens + 1``.
+        row: int64 of shape [len(NGRAM_COLUMNS)], filled.
+    """
+    row[:] = 0
+    row[9] = max(num_tokens - (7 if unspaced else 5) + 1, 0)
+    if num_tokens < 2:
+        return
+    ends[0] = 0
+    for token in range(num_tokens):
+        ends[token + 1] = ends[token] + token_chars[token] + token_gap[token]
+
+    size = table_size(num_tokens)
+    used[:size] = 0
+    distinct = 0
+    for token in range(num_tokens):
+        slot = find_slot(keys, used, size, token_hash[token])
+        if used[slot] == 0:
+            distinct += 1
+            used[slot] = distinct
+            keys[slot] = token_hash[token]
+            counts[distinct] = 0
+        level[token] = used[slot]
+        counts[used[slot]] += 1
+    for token in range(num_tokens):
+        if counts[level[token]] < 2:
+            level[token] = 0
+
+    words = 2  # the next size to measure, in words
+    length = 1
+    while words <= 10:
+        length += 1
+        positions = num_tokens - length + 1
+        if positions < 2:
+            return
+        candidates = 0
+        for start in range(positions):
+            candidates += level[start] != 0 and level[start + 1] != 0
+        if candidates < 2:
+            return
+        size = table_size(candidates)
+        used[:size] = 0
+        distinct = 0
+        for start in range(positions):
+            if level[start] == 0 or level[start + 1] == 0:
+                level[start] = 0
+                continue
+            key = np.uint64(level[start]) << _ID_BITS | np.uint64(level[start + 1])
+            slot = find_slot(keys, used, size, key)
+            if used[slot] == 0:
+                distinct += 1
+                used[slot] = distinct
+                keys[slot] = key
+                counts[distinct] = 0
+                chars[distinct] = 0
+            level[start] = used[slot]
+            counts[used[slot]] += 1
+            chars[used[slot]] += ends[start + length] - ends[start] - token_gap[start]
+        level[positions] = 0
+        repeated = 0
+        for start in range(positions):
+            if counts[level[start]] < 2:
+                level[start] = 0
+            repeated += level[start] != 0
+        if repeated == 0:
+            return
+        if length < (words * 3 // 2 if unspaced else words):
+            continue
+        if words <= 4:
+            best = 1
+            for number in range(1, distinct + 1):
+                if counts[number] > best:
+                    best = counts[number]
+                    row[words - 2] = chars[number]
+        else:
+            if words == 5:
+                row[10] = repeated
+            row[words - 2] = _walk_repeated(positions, length, level, counts, ends, token_gap)
+        words += 1
+
+
+@inline_kernel
+def _walk_repeated(positions, length, level, counts, ends, token_gap):
+    total = 0
+    start = 0
+    while start < positions:
+        number = level[start]
+        if number != 0:
+            if counts[number] < 0:  # seen
+                total += ends[start + length] - ends[start] - token_gap[start]
+                start += length
+                continue
+            counts[number] = -counts[number]
+        start += 1
+    return total
+
+
+@inline_kernel
+def character_repetition(data, start, end, num_chars, keys, used, counts, row):
+    """Count the character 10-grams of a document and those that the most frequent ones account for.
+
+    As in the ROOTS corpus: of D distinct 10-grams the most frequent ones are taken, floor(sqrt(D)) of them but none
+    that occurs once.
+
+    Args:
+        keys, used: scratch for a hash table of at least ``table_size(num_chars)``.
+        counts: int64 scratch of at least ``num_chars + 1``.
+        row: int64 of shape [len(CHARACTER_COLUMNS)], filled.
+    """
+    row[:] = 0
+    positions = num_chars - CHARACTER_GRAM_SIZE + 1
+    if positions < 1:
+        return
+    leading = np.uint64(1)
+    for _ in range(CHARACTER_GRAM_SIZE - 1):
+        leading *= HASH_PRIME
+    size = table_size(positions)
+    used[:size] = 0
+    distinct = 0
+    value = np.uint64(0)
+    behind = start
+    ahead = start
+    seen = 0
+    while ahead < end:
+        point, length = decode(data, ahead)
+        value = value * HASH_PRIME + np.uint64(point)
+        ahead += length
+        seen += 1
+        if seen < CHARACTER_GRAM_SIZE:
+            continue
+        slot = find_slot(keys, used, size, value)
+        if used[slot] == 0:
+            distinct += 1
+            used[slot] = distinct
+            keys[slot] = value
+            counts[distinct] = 0
+        counts[used[slot]] += 1
+        point, length = decode(data, behind)
+        value -= np.uint64(point) * leading
+        behind += length
+    row[0] = positions
+    several = 0
+    for number in range(1, distinct + 1):
+        if counts[number] > 1:
+            counts[several] = counts[number]
+            several += 1
+    taken = min(several, np.int64(np.sqrt(distinct)))
+    ordered = np.sort(counts[:several])
+    row[1] = ordered[several - taken :].sum()
