@@ -1,0 +1,208 @@
+"""Normalise white space, hash whole texts, and hash paragraphs.
+
+Normalised: runs of blanks are one space, lines are trimmed, one line break stays one, several (blank lines) are a
+paragraph break, and nothing stands before the first or after the last character.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from llmctl.text.compile import inline_kernel, kernel
+from llmctl.text.hashing import murmur128
+from llmctl.text.unicode import decode
+
+_TEXT_SEED = np.uint64(0)
+_PARAGRAPH_SEED = np.uint64(0x5BD1E995)
+_SPACE, _NEWLINE = np.uint8(32), np.uint8(10)
+
+
+@dataclass(frozen=True)
+class Paragraphs:
+    """Hashes of the texts and paragraphs of a batch.
+
+    Attributes:
+        text_hashes: uint64 of shape [rows, 2], 128 bits of the normalised text.
+        hashes: uint64, the paragraphs of all documents in the order in which they stand.
+        weights: uint32, their lengths in bytes, white space normalised.
+        offsets: int64 of shape [rows + 1].
+    """
+
+    text_hashes: np.ndarray
+    hashes: np.ndarray
+    weights: np.ndarray
+    offsets: np.ndarray
+
+
+@inline_kernel
+def _blank_width(data, position, end):
+    """Return the bytes of the white space character at `position`, 0 if it is another character."""
+    byte = data[position]
+    if byte < 0x80:
+        return 1 if byte == 32 or 9 <= byte <= 13 or 28 <= byte <= 31 else 0
+    if byte == 0xC2:  # U+0085, U+00A0
+        return 2 if data[position + 1] == 0x85 or data[position + 1] == 0xA0 else 0
+    if byte == 0xE1 or byte == 0xE2 or byte == 0xE3:
+        point, _ = decode(data, position)
+        if (
+            point == 0x1680
+            or 0x2000 <= point <= 0x200A
+            or point == 0x2028
+            or point == 0x2029
+            or point == 0x202F
+            or point == 0x205F
+            or point == 0x3000
+        ):
+            return 3
+    return 0
+
+
+@inline_kernel
+def _normalise(data, begin, end, text, breaks):
+    """Write the normalised document to `text`; return its length and the number of line breaks.
+
+    ``breaks[i]`` is the position of a line break in `text`, negative (``~position``) for a paragraph break, which
+    takes two bytes.
+    """
+    length = 0
+    num_breaks = 0
+    position = begin
+    while position < end:
+        width = _blank_width(data, position, end)
+        if width == 0:
+            text[length] = data[position]
+            length += 1
+            position += 1
+            continue
+        newlines = 0
+        while width:
+            if data[position] == _NEWLINE or (
+                data[position] == 13 and not (position + 1 < end and data[position + 1] == _NEWLINE)
+            ):
+                newlines += 1
+            position += width
+            width = _blank_width(data, position, end) if position < end else 0
+        if length == 0 or position >= end:
+            continue
+        if newlines == 0:
+            text[length] = _SPACE
+            length += 1
+        elif newlines == 1:
+            breaks[num_breaks] = length
+            num_breaks += 1
+            text[length] = _NEWLINE
+            length += 1
+        else:
+            breaks[num_breaks] = ~length
+            num_breaks += 1
+            text[length] = _NEWLINE
+            text[length + 1] = _NEWLINE
+            length += 2
+    return length, num_breaks
+
+
+@kernel
+def _hash_batch(data, offsets, text_hashes, hashes, weights, ends):
+    longest = 0
+    for row in range(len(offsets) - 1):
+        longest = max(longest, offsets[row + 1] - offsets[row])
+    text = np.empty(longest + 2, np.uint8)
+    breaks = np.empty(longest + 1, np.int64)
+    filled = 0
+    ends[0] = 0
+    for row in range(len(offsets) - 1):
+        length, num_breaks = _normalise(data, offsets[row], offsets[row + 1], text, breaks)
+        text_hashes[row, 0], text_hashes[row, 1] = murmur128(text, 0, length, _TEXT_SEED)
+        by_lines = True
+        for index in range(num_breaks):
+            if breaks[index] < 0:
+                by_lines = False
+        begin = 0
+        for index in range(num_breaks + 1):
+            if index < num_breaks and breaks[index] >= 0 and not by_lines:
+                text[breaks[index]] = _SPACE  # a paragraph that is wrapped at another width is the same one
+                continue
+            end = length
+            after = length
+            if index < num_breaks:
+                end = breaks[index] if breaks[index] >= 0 else ~breaks[index]
+                after = end + (1 if breaks[index] >= 0 else 2)
+            if end > begin:
+                hashes[filled], _ = murmur128(text, begin, end, _PARAGRAPH_SEED)
+                weights[filled] = end - begin
+                filled += 1
+            begin = after
+        ends[row + 1] = filled
+    return filled
+
+
+@kernel
+def _count_breaks(data, offsets):
+    count = len(offsets) - 1
+    for position in range(offsets[0], offsets[-1]):
+        if data[position] == _NEWLINE or data[position] == 13:
+            count += 1
+    return count
+
+
+def hash_paragraphs(data: np.ndarray, offsets: np.ndarray) -> Paragraphs:
+    """Hash every text of a batch as a whole and by paragraphs.
+
+    Paragraphs are parted by blank lines; in a text without blank lines every line is one.
+
+    Args:
+        data, offsets: UTF-8 bytes and int64 offsets, as `text.buffers.text_buffers` gives them.
+    """
+    rows = len(offsets) - 1
+    most = int(_count_breaks(data, offsets)) + 1
+    text_hashes = np.empty((rows, 2), np.uint64)
+    hashes, weights = np.empty(most, np.uint64), np.empty(most, np.uint32)
+    ends = np.empty(rows + 1, np.int64)
+    filled = _hash_batch(data, offsets, text_hashes, hashes, weights, ends)
+    return Paragraphs(text_hashes, hashes[:filled], weights[:filled], ends)
+
+
+@lru_cache(maxsize=1)
+def _composable() -> np.ndarray:
+    """Return which code points a text may hold only outside NFC (or in it, depending on what stands before them)."""
+    table = np.zeros(0x110000, np.bool_)
+    for point in range(0x300, 0x2FA20):
+        if 0xD800 <= point < 0xE000 or 0x4E00 <= point < 0xA000 or 0xAC00 <= point < 0xD7A4:
+            continue
+        char = chr(point)
+        decomposition = unicodedata.decomposition(char)
+        if unicodedata.combining(char) or not unicodedata.is_normalized("NFC", char):
+            table[point] = True
+        if decomposition and not decomposition.startswith("<"):
+            parts = decomposition.split()
+            if len(parts) == 2:
+                table[int(parts[1], 16)] = True
+    table[0x1161:0x1176] = table[0x11A8:0x11C3] = True  # parts of Korean syllables
+    return table
+
+
+@kernel
+def _find_composable(data, offsets, table, found):
+    for row in range(len(offsets) - 1):
+        position, end = offsets[row], offsets[row + 1]
+        found[row] = False
+        while position < end:
+            if data[position] < 0xCC:  # everything below U+0300 is in NFC
+                position += 1
+                continue
+            point, size = decode(data, position)
+            if table[point]:
+                found[row] = True
+                break
+            position += size
+
+
+def may_need_nfc(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return for every text whether it could differ from its NFC form; bool of shape [rows]."""
+    found = np.zeros(len(offsets) - 1, np.bool_)
+    _find_composable(data, offsets, _composable(), found)
+    return found
