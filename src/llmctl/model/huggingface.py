@@ -27,6 +27,7 @@ WEIGHTS_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
 CONFIG_NAME = "config.json"
 PREFIX = "model."
 HEAD = "lm_head.weight"
+SCORE_HEAD = "score.weight"
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -168,7 +169,7 @@ def logical_name(name: str) -> str | None:
 
 def exported_name(name: str) -> str:
     """Return the name of one of our parameters in a Hugging Face checkpoint."""
-    return name if name == HEAD else PREFIX + name
+    return name if name in (HEAD, SCORE_HEAD) else PREFIX + name
 
 
 def load_model(

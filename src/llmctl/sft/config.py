@@ -1,0 +1,72 @@
+"""What supervised fine-tuning can set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from llmctl.config.schema import Opt
+from llmctl.errors import UserError
+from llmctl.training.config import TrainingConfig
+
+
+@dataclass
+class SftConfig(TrainingConfig):
+    """Fine-tune a model on conversations; the loss is on the assistant's tokens and the end of its turns only."""
+
+    steps: Annotated[
+        int, Opt("Optimizer steps of the whole run; 0 takes `epochs`.", min=0, aliases=("--max-steps",))
+    ] = 0
+    epochs: Annotated[float, Opt("Passes over the training conversations, where `steps` is 0.", min=0)] = 2.0
+    global_batch_size: Annotated[int, Opt("Packed sequences of one optimizer step, over all processes.", min=1)] = 16
+    lr: Annotated[float, Opt("Peak learning rate.", min=0)] = 2e-5
+    packing: Annotated[
+        Literal["isolate", "off"],
+        Opt("`isolate` puts several conversations into a sequence, none of which sees another; `off` pads each."),
+    ] = "isolate"
+    learn: Annotated[
+        Literal["assistant", "last"], Opt("Learn every turn of the assistant, or the last answer only.")
+    ] = "assistant"
+    overlong: Annotated[
+        Literal["drop", "truncate"],
+        Opt("Conversations longer than `seq_len`: leave them out (counted), or cut off their end."),
+    ] = "drop"
+    validation_fraction: Annotated[
+        float, Opt("Share of the prompts held out for validation, where no --validation is given.", min=0, max=0.5)
+    ] = 0.05
+    eval_every: Annotated[int, Opt("Steps between validations; 0 validates at the end of each epoch.", min=0)] = 0
+    stop_on_rise: Annotated[
+        float,
+        Opt(
+            "Stop, and keep the best weights, when validation loss is above its best by this share; 0 never stops.",
+            min=0,
+        ),
+    ] = 0.01
+    stop_patience: Annotated[int, Opt("Validations in a row that must be above before training stops.", min=1)] = 2
+    min_seed: Annotated[int, Opt("Warn when there are fewer training conversations than this (row S29).", min=0)] = 1000
+    template_phrases: Annotated[
+        list[str],
+        Opt(
+            "Phrases that mark template answers; `builtin` stands for the list that ships, a path for a file of lines."
+        ),
+    ] = field(default_factory=lambda: ["builtin"])
+    drop_template: Annotated[bool, Opt("Leave out conversations with a template phrase in an answer.")] = False
+    max_invalid_share: Annotated[
+        float,
+        Opt("Exit with status 3 when more than this share of the records is invalid.", min=0, max=1, identity=False),
+    ] = 0.05
+
+    def validate(self) -> None:
+        """Check what spans fields.
+
+        Raises:
+            UserError: names the keys that do not go together.
+        """
+        super().validate()
+        if not self.steps and not self.epochs:
+            raise UserError("both `steps` and `epochs` are 0", "give --epochs or --steps")
+        if self.tp > 1 or self.pp > 1:
+            raise UserError(
+                "sft runs on data-parallel processes; tp and pp are for pretraining",
+                "use --zero-stage to split the state over processes",
+            )
