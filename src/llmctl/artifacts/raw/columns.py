@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 # A float of this size may have been an integer that does not fit into 64 bits.
 _LARGE_EXPONENT = re.compile(rb"e[1-9][0-9]")
 _LARGEST_EXACT = float(1 << 63)
-_ABSENT = object()
+ABSENT = object()
+# Rows are turned into Arrow arrays when about this much text has gathered.
+_FLUSH_BYTES = 8_000_000
+_FLUSH_ROWS = 100_000
 
 
 def default_source(path: str) -> str:
@@ -50,7 +53,7 @@ def text_error(record: dict[str, Any], name: str, value: Any) -> str:
     """Return the error of a record whose text is not a string; what comes before the colon is its kind."""
     if value is None:
         return f"field `{name}` is null"
-    if value is _ABSENT:
+    if value is ABSENT:
         return no_field(name, record)
     return f"field `{name}` is not a string: {type_name(value)}"
 
@@ -112,18 +115,24 @@ class Columns:
         self.metadata: list[bytes | None] = []
         self.source = ""
         self._tables: list[pa.Table] = []
-        self._rows_of_file: list[int] = []
+        self.pending = 0  # about how many bytes of text are waiting in the lists
+        self._rows_done = 0
+        self._first_rows: list[int] = []
 
     @property
     def path(self) -> str:
         """Return the printable path of the file that is being read."""
         return self.files[-1]
 
+    @property
+    def num_rows(self) -> int:
+        """Return the number of rows so far."""
+        return self._rows_done + len(self.texts)
+
     def begin_file(self, path: str) -> None:
         """Say which file the rows to come belong to."""
-        self.flush()
         self.files.append(printable_path(path))
-        self._rows_of_file.append(0)
+        self._first_rows.append(self.num_rows)
         self.source = self.options.source or default_source(self.path)
 
     def add(self, record: dict[str, Any], text: str, position: str) -> None:
@@ -135,6 +144,7 @@ class Columns:
         options = self.options
         self.ids.append(id_text(take_field(record, options.id_field), self.path + position))
         self.texts.append(text)
+        self.pending += len(text)
         self.sources.append(self.source if options.source else self._label(record, options.source_field) or self.source)
         self.langs.append(self._label(record, options.lang_field))
         self.metadata.append(dump_json(record) if record else None)
@@ -152,6 +162,11 @@ class Columns:
         """Note a record that cannot be read."""
         self.invalid.append(InvalidRecord(self.path, error, line, offset, head[:HEAD_BYTES]))
 
+    def flush_if_large(self) -> None:
+        """Turn the gathered rows into Arrow arrays when there are enough of them."""
+        if self.pending > _FLUSH_BYTES or len(self.texts) > _FLUSH_ROWS:
+            self.flush()
+
     def flush(self) -> None:
         """Turn the gathered rows into Arrow arrays."""
         import pyarrow as pa
@@ -160,13 +175,15 @@ class Columns:
             return
         columns = [self.ids, self.texts, self.sources, self.langs, self.metadata]
         arrays = [pa.array(values, pa.large_string()) for values in columns]
-        self.add_table(pa.Table.from_arrays(arrays, schema=documents_schema()))
         self.ids, self.texts, self.sources, self.langs, self.metadata = [], [], [], [], []
+        self.pending = 0
+        self.add_table(pa.Table.from_arrays(arrays, schema=documents_schema()))
 
     def add_table(self, table: pa.Table) -> None:
         """Add finished rows of the current file."""
+        self.flush()
         self._tables.append(table)
-        self._rows_of_file[-1] += table.num_rows
+        self._rows_done += table.num_rows
 
     def finish(self, content_hash: str) -> DocumentBatch:
         """Return everything as one batch, each column in one piece."""
@@ -180,7 +197,7 @@ class Columns:
         names = list(dict.fromkeys(self.files))
         place = {name: position for position, name in enumerate(names)}
         owners = np.asarray([place[name] for name in self.files], np.int32)
-        file_index = np.repeat(owners, np.asarray(self._rows_of_file, np.int64)) if self.files else owners
+        file_index = np.repeat(owners, np.diff([*self._first_rows, self._rows_done]))
         return DocumentBatch(table.combine_chunks(), names, file_index.astype(np.int32), self.invalid, content_hash)
 
 

@@ -9,14 +9,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from llmctl.artifacts.raw.columns import _ABSENT, Columns, dump_json, is_inexact, may_be_inexact, take_field, text_error
-from llmctl.artifacts.raw.pieces import Piece, too_long
+from llmctl.artifacts.raw.columns import ABSENT, Columns, dump_json, is_inexact, may_be_inexact, take_field, text_error
+from llmctl.artifacts.raw.pieces import Piece, RecordFault, too_long
 
 _BOM = b"\xef\xbb\xbf"
-
-
-class _NotARecord(Exception):
-    """Why a line is no record."""
 
 
 def add_lines(piece: Piece, columns: Columns) -> None:
@@ -66,6 +62,8 @@ def add_lines(piece: Piece, columns: Columns) -> None:
         sources.append(label)
         langs.append(lang)
         metadata.append(dumped)
+    columns.pending += len(piece.data)
+    columns.flush_if_large()
 
 
 def _add_carefully(line: bytes, number: int, offset: int, piece: Piece, columns: Columns) -> None:
@@ -75,14 +73,14 @@ def _add_carefully(line: bytes, number: int, offset: int, piece: Piece, columns:
     options = columns.options
     try:
         if len(line) > options.max_record_bytes:
-            raise _NotARecord(too_long(options.max_record_bytes))
+            raise RecordFault(too_long(options.max_record_bytes))
         record = _parse(line[3:] if offset == 0 and line.startswith(_BOM) else line)
         if record is None:
             return
-        text = take_field(record, options.text_field, _ABSENT)
+        text = take_field(record, options.text_field, ABSENT)
         if not isinstance(text, str):
-            raise _NotARecord(text_error(record, options.text_field, text))
-    except _NotARecord as failure:
+            raise RecordFault(text_error(record, options.text_field, text))
+    except RecordFault as failure:
         line_number = None if piece.line is None else piece.line + number
         columns.reject(str(failure), line_number, offset, line)
         return
@@ -93,7 +91,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     """Parse one line exactly; None for a line that holds nothing but a byte order mark.
 
     Raises:
-        _NotARecord: with the kind of fault before the first colon.
+        RecordFault: with the kind of fault before the first colon.
     """
     import orjson
 
@@ -107,7 +105,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         record = _parse_as_python(line)
     if not isinstance(record, dict):
         kind = "null" if record is None else type(record).__name__
-        raise _NotARecord(f"not a JSON object: {kind}")
+        raise RecordFault(f"not a JSON object: {kind}")
     return record
 
 
@@ -116,16 +114,16 @@ def _parse_as_python(line: bytes) -> Any:
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as failure:
-        raise _NotARecord(f"not UTF-8: {failure.reason} at byte {failure.start}") from None
+        raise RecordFault(f"not UTF-8: {failure.reason} at byte {failure.start}") from None
     try:
         record = json.loads(text)
         dump_json(record)
     except UnicodeEncodeError:
-        raise _NotARecord("lone surrogate: an escape that is no character") from None
+        raise RecordFault("lone surrogate: an escape that is no character") from None
     except RecursionError:
-        raise _NotARecord("not JSON: nested too deeply") from None
+        raise RecordFault("not JSON: nested too deeply") from None
     except json.JSONDecodeError as failure:
-        raise _NotARecord(f"not JSON: {failure.msg} at character {failure.pos}") from None
+        raise RecordFault(f"not JSON: {failure.msg} at character {failure.pos}") from None
     except ValueError as failure:
-        raise _NotARecord(f"not JSON: {failure}") from None
+        raise RecordFault(f"not JSON: {failure}") from None
     return record

@@ -28,6 +28,10 @@ class Piece:
     invalid: list[InvalidRecord] = field(default_factory=list)
 
 
+class RecordFault(Exception):
+    """Why one record cannot be read; the message is an error of an `InvalidRecord`."""
+
+
 def too_long(limit: int) -> str:
     """Return the error of a record that is longer than the limit."""
     return f"record too long: more than {limit:,} bytes"

@@ -13,8 +13,10 @@ from llmctl.artifacts.documents import InvalidRecord
 from llmctl.artifacts.files import printable_path
 from llmctl.artifacts.inputs import Input, InputFile
 from llmctl.artifacts.raw.blocks import Block, ReadOptions, Segment
+from llmctl.artifacts.raw.csvrows import cut_rows
+from llmctl.artifacts.raw.cutting import WHOLE_FILE_FORMATS, cut_stream
 from llmctl.artifacts.raw.detect import Detected, detect
-from llmctl.artifacts.raw.pieces import LineCutter
+from llmctl.artifacts.raw.pieces import Piece
 from llmctl.artifacts.raw.streams import CHUNK_BYTES, ChunkReader, StreamFault
 from llmctl.artifacts.raw.tables import open_parquet, row_group_cuts
 
@@ -88,7 +90,7 @@ def _small_segment(source: Input, file: InputFile, options: ReadOptions) -> tupl
                 weight = max(weight, sum(group.total_byte_size for group in groups))
                 if weight > options.block_bytes and len(groups) > 1:
                     return None, weight
-        elif weight > options.block_bytes:
+        elif weight > options.block_bytes and found.format not in WHOLE_FILE_FORMATS:
             return None, weight
         return Segment(file.path, format=found.format, compression=found.compression), weight
     except StreamFault as fault:
@@ -106,7 +108,7 @@ def _large_segments(source: Input, file: InputFile, options: ReadOptions) -> Ite
         for first, end, row in cuts:
             yield Segment(file.path, first, end, format=found.format, first_row=row), file.bytes // len(cuts)
         return
-    if not found.compression:
+    if found.format == "jsonl" and not found.compression:
         for start in range(0, file.bytes, options.block_bytes):
             end = start + options.block_bytes
             # The last range has no end, so that a file that grew is noticed and not cut short.
@@ -114,12 +116,23 @@ def _large_segments(source: Input, file: InputFile, options: ReadOptions) -> Ite
             size = min(options.block_bytes, file.bytes - start)
             yield Segment(file.path, start, None if last else end, format=found.format), size
         return
-    chunks = ChunkReader(path, found.compression, min(CHUNK_BYTES, options.block_bytes))
-    cutter = LineCutter(
-        printable_path(file.path), piece_bytes=options.block_bytes, max_record_bytes=options.max_record_bytes
-    )
+    yield from _stream_segments(source, file, found, options)
+
+
+def _stream_segments(
+    source: Input, file: InputFile, found: Detected, options: ReadOptions
+) -> Iterator[tuple[Segment, int]]:
+    """Cut what only one reader can cut, and hand its bytes on with the segments."""
+    chunks = ChunkReader(source.absolute(file), found.compression, min(CHUNK_BYTES, options.block_bytes))
+    path = printable_path(file.path)
+    piece_bytes = options.block_bytes if found.format != "csv" else min(CHUNK_BYTES, options.block_bytes)
+    pieces = cut_stream(chunks, found.format, path, options, piece_bytes=piece_bytes)
+    header = b""
+    if found.format == "csv":
+        pieces = cut_rows(pieces, options.block_bytes, options.text_field, options.max_record_bytes)
+        header = next(pieces, Piece(b"")).data
     position = 0
-    for piece in cutter.cut(chunks):
+    for piece in pieces:
         segment = Segment(
             file.path,
             piece.offset,
@@ -128,6 +141,7 @@ def _large_segments(source: Input, file: InputFile, options: ReadOptions) -> Ite
             format=found.format,
             line=piece.line,
             first_row=piece.first_row,
+            header=header,
             invalid=tuple(piece.invalid),
         )
         yield segment, chunks.position - position

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 from llmctl.artifacts.files import printable_path
 from llmctl.artifacts.raw.blocks import Block, DocumentBatch, ReadOptions, Segment
 from llmctl.artifacts.raw.columns import Columns
+from llmctl.artifacts.raw.csvrows import add_csv, header_of
+from llmctl.artifacts.raw.cutting import WHOLE_FILE_FORMATS, cut_stream
 from llmctl.artifacts.raw.jsonlines import add_lines
-from llmctl.artifacts.raw.pieces import LineCutter, Piece, fault_record
+from llmctl.artifacts.raw.pieces import Piece
 from llmctl.artifacts.raw.streams import CHUNK_BYTES, ChunkReader, StreamFault, os_fault
 from llmctl.artifacts.raw.tables import add_parquet
+from llmctl.artifacts.raw.warcrecords import add_warc
+from llmctl.artifacts.raw.wholefiles import add_whole_file
 
 # Pieces this small keep the Python objects of a piece in the processor's cache and out of the memory's peak.
 PIECE_BYTES = 8_000_000
@@ -41,27 +46,42 @@ def _add_segment(path: Path, segment: Segment, columns: Columns) -> None:
         return
     if segment.format in ("parquet", "documents"):
         add_parquet(path, segment, columns)
-        return
-    for piece in _pieces(path, segment, columns):
-        columns.invalid.extend(piece.invalid)
-        if piece.data:
-            add_lines(piece, columns)
-            columns.flush()
+    elif segment.format in WHOLE_FILE_FORMATS:
+        add_whole_file(_chunks(path, segment, columns.options), segment.format, columns)
+    elif segment.format == "csv":
+        _add_csv(path, segment, columns)
+    else:
+        add = add_warc if segment.format == "warc" else add_lines
+        for piece in _pieces(path, segment, columns):
+            columns.invalid.extend(piece.invalid)
+            add(piece, columns)
 
 
-def _pieces(path: Path, segment: Segment, columns: Columns) -> Iterator[Piece]:
-    options = columns.options
-    if segment.data is not None:
-        yield Piece(segment.data, segment.start, segment.line)
-        return
-    cutter = LineCutter(columns.path, piece_bytes=PIECE_BYTES, max_record_bytes=options.max_record_bytes)
+def _chunks(path: Path, segment: Segment, options: ReadOptions) -> Iterable[bytes]:
     if segment.compression:
         limit = options.block_bytes * SWELL_BLOCKS + SWELL_BYTES
-        yield from cutter.cut(bounded(ChunkReader(path, segment.compression), limit))
-        return
-    lines = LineRange(path, segment.start, segment.end)
-    cutter.offset, cutter.line = lines.start, 1 if segment.start == 0 else None
-    yield from cutter.cut(lines)
+        return bounded(ChunkReader(path, segment.compression), limit)
+    return LineRange(path, segment.start, segment.end)
+
+
+def _pieces(path: Path, segment: Segment, columns: Columns) -> Iterable[Piece]:
+    if segment.data is not None:
+        return [Piece(segment.data, segment.start, segment.line, segment.first_row)]
+    chunks = _chunks(path, segment, columns.options)
+    start = chunks.start if isinstance(chunks, LineRange) else 0
+    return cut_stream(chunks, segment.format, columns.path, columns.options, piece_bytes=PIECE_BYTES, start=start)
+
+
+def _add_csv(path: Path, segment: Segment, columns: Columns) -> None:
+    pieces = iter(_pieces(path, segment, columns))
+    header = segment.header
+    if segment.data is None:
+        first = next(pieces, None)
+        if first is None:
+            return
+        header, rest = header_of(first)
+        pieces = chain([rest], pieces)
+    add_csv(pieces, header, columns, segment.first_row, segment.line or (None if segment.data else 2))
 
 
 def bounded(chunks: ChunkReader, limit: int) -> Iterator[bytes]:
@@ -171,6 +191,3 @@ def _hash_file(path: Path, segment: Segment, update: Callable[[bytes], None]) ->
                 return
             update(chunk)
             left = None if left is None else left - len(chunk)
-
-
-__all__ = ["LineRange", "content_key", "fault_record", "read_block"]
