@@ -5,7 +5,7 @@ looks only at what repeats on the level below. Numbers, not hashes, are compared
 counts are exact up to collisions of the 64-bit token hashes.
 
 In scripts without spaces a token is a character, and published sizes and limits mean words. There an n-gram of n words
-is taken as ``n * 3 // 2`` characters (a word of running Chinese text has about 1.5).
+is taken as 2n characters (words of running Chinese text have one or two, terms more).
 """
 
 from __future__ import annotations
@@ -116,13 +116,13 @@ def ngram_repetition(
     those of its tokens, and one for each white space inside.
 
     Args:
-        unspaced: the document is in a script without spaces: n words are ``n * 3 // 2`` tokens.
+        unspaced: the document is in a script without spaces: n words are 2n tokens.
         keys, used: scratch for a hash table of at least ``table_size(num_tokens)``.
         level, counts, chars, ends: int64 scratch of at least ``num_tokens + 1``.
         row: int64 of shape [len(NGRAM_COLUMNS)], filled.
     """
     row[:] = 0
-    row[9] = max(num_tokens - (7 if unspaced else 5) + 1, 0)
+    row[9] = max(num_tokens - (10 if unspaced else 5) + 1, 0)
     if num_tokens < 2:
         return
     ends[0] = 0
@@ -183,7 +183,7 @@ def ngram_repetition(
             repeated += level[start] != 0
         if repeated == 0:
             return
-        if length < (words * 3 // 2 if unspaced else words):
+        if length < (2 * words if unspaced else words):
             continue
         if words <= 4:
             best = 1
