@@ -196,7 +196,9 @@ def _duplicates(zoo: _Zoo, num_identical: int) -> None:
 
 
 def _names(zoo: _Zoo) -> None:
-    for position, name in enumerate(["with spaces.jsonl", "100%25 sure.jsonl", "名前 ünïcode.jsonl", "[red]brackets*.jsonl"]):
+    for position, name in enumerate(
+        ["with spaces.jsonl", "100%25 sure.jsonl", "名前 ünïcode.jsonl", "[red]brackets*.jsonl"]
+    ):
         zoo.add(f"names/{name}", lines(1, 200 + position), 1)
     zoo.add(b"names/not-utf8-\xff.jsonl", line(document(210)), 1)
 
@@ -213,8 +215,16 @@ def _tables(zoo: _Zoo) -> None:
     zoo.add("broken.parquet", whole[: len(whole) // 2], 0, 1)
     zoo.add("not-parquet.parquet", b"not a table at all", 0, 1)
     quoted = document(303).replace('"', '""')
-    rows = f'id,text,stars\n1,plain,5\n2,"{quoted}",4\n3,"a ""quote"", and a comma",\n4,too,many,columns\n5,"open,quote\n6,last,1\n'
-    zoo.add("table.csv", rows.encode(), 4, 2)
+    rows = [
+        "id,text,stars",
+        "1,plain,5",
+        f'2,"{quoted}",4',
+        '3,"a ""quote"", and a comma",',
+        "4,too,many,columns",
+        '5,"open,quote',
+        "6,last,1",
+    ]
+    zoo.add("table.csv", "\n".join(rows).encode(), 4, 2)
     zoo.add("table.tsv", b"id\ttext\n1\tone\n2\ttwo, with a comma\n", 2)
 
 
@@ -239,6 +249,13 @@ def _whole_files(zoo: _Zoo) -> None:
     zoo.add("pretty.json", b"\n".join(json.dumps(record, indent=1).encode() for record in records), 3)
 
 
+_WARC_CONTENT_TYPES = {
+    "response": "application/http; msgtype=response",
+    "request": "application/http; msgtype=request",
+    "warcinfo": "application/warc-fields",
+}
+
+
 def warc_record(kind: str, body: bytes, number: int = 0, **headers: str) -> bytes:
     """Return one WARC record."""
     fields = {
@@ -246,6 +263,7 @@ def warc_record(kind: str, body: bytes, number: int = 0, **headers: str) -> byte
         "WARC-Record-ID": f"<urn:uuid:{kind}-{number}>",
         "WARC-Target-URI": f"https://example.org/{number}",
         "WARC-Date": "2024-01-01T00:00:00Z",
+        "Content-Type": _WARC_CONTENT_TYPES.get(kind, "text/plain"),
         **headers,
         "Content-Length": str(len(body)),
     }
@@ -259,7 +277,9 @@ def http_response(body: bytes, content_type: str = "text/html; charset=utf-8", s
 
 
 def _warc(zoo: _Zoo) -> None:
-    page = f"<html><title>T</title><body><main><p>{PARAGRAPHS[2]}</p><p>{PARAGRAPHS[3]}</p></main></body></html>".encode()
+    page = (
+        f"<html><title>T</title><body><main><p>{PARAGRAPHS[2]}</p><p>{PARAGRAPHS[3]}</p></main></body></html>".encode()
+    )
     records = [
         warc_record("warcinfo", b"software: none\r\n"),
         warc_record("request", b"GET / HTTP/1.1\r\n\r\n", 1),

@@ -159,47 +159,69 @@ class WarcCutter:
                 return
 
 
+def _spans(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where each record of a piece from `WarcCutter` begins and where its content ends."""
+    start = 0
+    while match := _HEADER_END.search(data, start):
+        while data[start : start + 1] in (b"\r", b"\n"):
+            start += 1
+        match = _HEADER_END.search(data, start)
+        length = _CONTENT_LENGTH.search(data, start, match.end()) if match else None
+        if match is None or length is None:
+            return
+        end = match.end() + int(length[1])
+        yield start, end
+        start = end
+
+
 def add_warc(piece: Piece, columns: Columns) -> None:
     """Add the documents of a piece of whole records."""
     from fastwarc.warc import ArchiveIterator
 
-    try:
-        for record in ArchiveIterator(io.BytesIO(piece.data), auto_decode="all"):
-            _add_record(record, piece, columns)
+    for start, end in _spans(piece.data):
+        offset = piece.offset + start
+        try:
+            # One record at a time: the library stops at a record that it cannot read.
+            record = next(iter(ArchiveIterator(io.BytesIO(piece.data[start:end]), auto_decode="all")), None)
+        except Exception as failure:  # the library has no common class of errors
+            columns.reject(f"broken WARC: {failure}", None, offset)
+            continue
+        if record is None:
+            columns.reject("broken WARC: a record that the parser skips", None, offset, piece.data[start:end])
+        elif str(record.headers.get("WARC-Type")).lower() in _DOCUMENT_TYPES:
+            _add_record(record, offset, columns)
             columns.flush_if_large()
-    except Exception as failure:  # the library has no common class of errors
-        columns.reject(f"broken WARC: {failure}", None, piece.offset)
 
 
-def _add_record(record: Any, piece: Piece, columns: Columns) -> None:
-    kind = record.record_type.name
-    if kind not in _DOCUMENT_TYPES:
-        return
-    offset = piece.offset + record.stream_pos
+def _add_record(record: Any, offset: int, columns: Columns) -> None:
     limit = columns.options.max_record_bytes
+    headers = record.headers
+    url = str(headers.get("WARC-Target-URI") or "")
     try:
         content_type = _content_type(record)
-        body = record.reader.read(limit + 1)
+        body = _body(record, limit)
         if len(body) > limit:
             raise RecordFault(too_long(limit))
         text, title = _text_of(body, content_type, record.http_charset or "")
     except RecordFault as fault:
-        columns.reject(str(fault), None, offset, str(record.headers.get("WARC-Target-URI", "")).encode())
+        columns.reject(str(fault), None, offset, url.encode("utf-8", "replace"))
         return
-    except Exception as failure:  # broken chunked or compressed content
-        columns.reject(f"broken WARC: {failure}", None, offset)
-        return
-    headers = record.headers
-    language = headers.get("WARC-Identified-Content-Language")
+    language = str(headers.get("WARC-Identified-Content-Language") or "")
     fields = {
         columns.options.id_field: headers.get("WARC-Record-ID"),
-        "url": headers.get("WARC-Target-URI"),
+        columns.options.lang_field: language.split(",")[0],
+        "url": url,
         "date": headers.get("WARC-Date"),
-        "title": title or None,
+        "title": title,
     }
-    if language:
-        fields[columns.options.lang_field] = str(language).split(",")[0]
     columns.add({name: value for name, value in fields.items() if value}, text, f"#{offset}")
+
+
+def _body(record: Any, limit: int) -> bytes:
+    try:
+        return bytes(record.reader.read(limit + 1))
+    except Exception as failure:  # broken chunks or a broken content encoding
+        raise RecordFault(f"broken WARC: {failure}") from None
 
 
 def _content_type(record: Any) -> str:

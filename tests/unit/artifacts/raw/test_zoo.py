@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from tests.zoo import build_zoo
 
 from llmctl.artifacts.inputs import open_input
 from llmctl.artifacts.raw.blocks import ReadOptions
 from llmctl.artifacts.raw.plan import plan_blocks
 from llmctl.artifacts.raw.read import read_block
-from tests.zoo import build_zoo
 
 
 @pytest.fixture(scope="module")
