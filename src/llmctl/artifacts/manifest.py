@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,8 +70,12 @@ class Manifest:
             if record.path.startswith(prefix) and record.path.endswith(suffix)
         ]
 
-    def damaged_files(self) -> list[str]:
-        """Read every file again and return a sentence for each that is missing or differs from its checksum."""
+    def damaged_files(self, advance: Callable[[int], None] | None = None) -> list[str]:
+        """Read every file again and return a sentence for each that is missing or differs from its checksum.
+
+        Args:
+            advance: called with the bytes of each file after it was read, for progress.
+        """
         problems = []
         for record in self.files:
             path = self.root / record.path
@@ -81,6 +85,8 @@ class Manifest:
                 problems.append(f"{record.path} has {path.stat().st_size:,} bytes instead of {record.bytes:,}")
             elif sha256_of(path) != record.sha256:
                 problems.append(f"{record.path} differs from its checksum")
+            if advance is not None:
+                advance(record.bytes)
         return problems
 
 

@@ -20,7 +20,7 @@ _LARGE_EXPONENT = re.compile(rb"e[1-9][0-9]")
 _LARGEST_EXACT = float(1 << 63)
 ABSENT = object()
 # Rows are turned into Arrow arrays when about this much text has gathered.
-_FLUSH_BYTES = 8_000_000
+_FLUSH_BYTES = 4_000_000
 _FLUSH_ROWS = 100_000
 
 

@@ -30,7 +30,9 @@ def add_lines(piece: Piece, columns: Columns) -> None:
     ids, texts, sources = columns.ids, columns.texts, columns.sources
     langs, metadata = columns.langs, columns.metadata
     end = piece.offset
-    for number, line in enumerate(piece.data.split(b"\n")):
+    lines = piece.data.split(b"\n")
+    piece.num_newlines = len(lines) - 1
+    for number, line in enumerate(lines):
         offset, end = end, end + len(line) + 1
         try:
             record = loads(line)

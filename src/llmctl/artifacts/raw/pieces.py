@@ -19,6 +19,7 @@ class Piece:
         line: 1-based number of the first line, if known.
         first_row: number of the first row (CSV).
         invalid: what could not be cut into records.
+        num_newlines: filled in by whoever splits the piece first, since counting costs as much as splitting.
     """
 
     data: bytes
@@ -26,6 +27,7 @@ class Piece:
     line: int | None = None
     first_row: int = 0
     invalid: list[InvalidRecord] = field(default_factory=list)
+    num_newlines: int | None = None
 
 
 class RecordFault(Exception):
@@ -83,10 +85,9 @@ class LineCutter:
                 skipped, chunk = None, chunk[end:]
             self._add(chunk)
             if self._complete_size >= self.piece_bytes:
-                yield self._take()
+                yield from self._take()
             if self._open_size > self.max_record_bytes:
-                if self._complete:
-                    yield self._take()
+                yield from self._take()
                 skipped = (b"".join(self._open)[:HEAD_BYTES], self._open_size)
                 self._open, self._open_size = [], 0
         if skipped is not None:
@@ -103,12 +104,17 @@ class LineCutter:
             self._open.append(chunk[end:])
             self._open_size += len(chunk) - end
 
-    def _take(self) -> Piece:
+    def _take(self) -> Iterator[Piece]:
+        if not self._complete:
+            return
         data = b"".join(self._complete)
-        piece = Piece(data, self.offset, self.line)
-        self._pass(len(data), data.count(b"\n") if self.line is not None else 0)
         self._complete, self._complete_size = [], 0
-        return piece
+        piece = Piece(data, self.offset, self.line)
+        yield piece
+        newlines = 0
+        if self.line is not None:
+            newlines = data.count(b"\n") if piece.num_newlines is None else piece.num_newlines
+        self._pass(len(data), newlines)
 
     def _pass(self, size: int, lines: int) -> None:
         self.offset += size
@@ -127,12 +133,9 @@ class LineCutter:
         if tail and (fault is None or _is_whole_object(tail)):
             self._complete.append(tail)
             tail = b""
-        if not self._complete and fault is None:
-            return
-        piece = self._take()
+        yield from self._take()
         if fault is not None:
-            piece.invalid.append(fault_record(self.path, fault, self.offset, self.line, tail))
-        yield piece
+            yield Piece(b"", invalid=[fault_record(self.path, fault, self.offset, self.line, tail)])
 
 
 def _is_whole_object(tail: bytes) -> bool:

@@ -20,7 +20,7 @@ from llmctl.artifacts.raw.warcrecords import add_warc
 from llmctl.artifacts.raw.wholefiles import add_whole_file
 
 # Pieces this small keep the Python objects of a piece in the processor's cache and out of the memory's peak.
-PIECE_BYTES = 8_000_000
+PIECE_BYTES = 1_000_000
 # A file that looked small enough for one worker and swells beyond this many blocks is refused, not swallowed.
 SWELL_BLOCKS = 16
 SWELL_BYTES = 64_000_000
