@@ -51,6 +51,9 @@ class SftConfig(TrainingConfig):
         ),
     ] = field(default_factory=lambda: ["builtin"])
     drop_template: Annotated[bool, Opt("Leave out conversations with a template phrase in an answer.")] = False
+    show: Annotated[
+        int, Opt("Print this many rendered conversations with the learned part marked.", min=0, identity=False)
+    ] = 0
     max_invalid_share: Annotated[
         float,
         Opt("Exit with status 3 when more than this share of the records is invalid.", min=0, max=1, identity=False),

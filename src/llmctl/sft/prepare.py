@@ -7,19 +7,17 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from llmctl import console
-from llmctl.artifacts.accounting import Accounting
 from llmctl.artifacts.documents import InvalidRecord
 from llmctl.artifacts.inputs import Input
-from llmctl.errors import UserError
 from llmctl.sft.config import SftConfig
 from llmctl.sft.phrases import compile_phrases
 from llmctl.sft.rows import Rows
 from llmctl.training.conversations.formats import read_conversations
+from llmctl.training.conversations.ledger import Ledger
 from llmctl.training.conversations.reading import read_records
 from llmctl.training.conversations.records import ASSISTANT, BadRecord, Conversation, UnwantedRecord
 from llmctl.training.conversations.template import ChatTemplate, Rendered
@@ -35,33 +33,15 @@ class Prepared:
     Attributes:
         rendered: token ids with the learned ones marked.
         prompts: a hash of each conversation's first prompt, so that one prompt is never on both sides of a split.
-        accounting: in = kept + removed + invalid, in records.
-        removed: one mapping per removed record: file, line, reason, detail.
-        invalid: the records that could not be read.
-        notes: how often something was mended on reading.
-        phrases: per file, how many conversations hold a template phrase; with a few samples.
+        ledger: what became of each record.
+        phrases: per file, how many records hold a template phrase; with a few samples.
     """
 
     rendered: list[Rendered] = field(default_factory=list)
     prompts: list[int] = field(default_factory=list)
-    accounting: Accounting = field(default_factory=Accounting)
-    removed: list[dict[str, Any]] = field(default_factory=list)
-    invalid: list[InvalidRecord] = field(default_factory=list)
-    notes: Counter[str] = field(default_factory=Counter)
+    ledger: Ledger = field(default_factory=Ledger)
     phrases: Counter[str] = field(default_factory=Counter)
     phrase_samples: list[str] = field(default_factory=list)
-
-    def remove(self, file: str, line: int, reason: str, detail: str) -> None:
-        """Account for a record that is left out on purpose."""
-        self.accounting.add_file(file, removed=1)
-        self.accounting.reasons[reason] += 1
-        self.removed.append({"file": file, "line": line, "reason": reason, "detail": detail})
-
-    def reject(self, file: str, line: int | None, error: str, head: bytes = b"") -> None:
-        """Account for a record that cannot be used."""
-        self.accounting.add_file(file, invalid=1)
-        self.accounting.errors[error.split(";")[0]] += 1
-        self.invalid.append(InvalidRecord(file, error, line, head=head))
 
 
 @dataclass
@@ -82,7 +62,7 @@ def prepare(source: Input, template: ChatTemplate, config: SftConfig) -> Prepare
             results = [next(rendered) for _ in record.conversations]
             phrase = _find_phrase(record, pattern, prepared)
             if phrase is not None and config.drop_template:
-                prepared.remove(record.file, record.line, "template_phrase", phrase)
+                prepared.ledger.remove(record.file, record.line, "template_phrase", phrase)
             else:
                 _settle(prepared, record, results, config)
     return prepared
@@ -92,14 +72,14 @@ def _understood(source: Input, prepared: Prepared) -> Iterator[_Pending]:
     """Yield the records that are conversations; account for the others."""
     for raw in read_records(source):
         if isinstance(raw, InvalidRecord):
-            prepared.reject(raw.file, raw.line, raw.error, raw.head)
+            prepared.ledger.reject(raw.file, raw.line, raw.error, raw.head)
             continue
         try:
             yield _Pending(raw.file, raw.line, read_conversations(raw.value))
         except UnwantedRecord as failure:
-            prepared.remove(raw.file, raw.line, "unwanted", str(failure))
+            prepared.ledger.remove(raw.file, raw.line, "unwanted", str(failure))
         except BadRecord as failure:
-            prepared.reject(raw.file, raw.line, str(failure))
+            prepared.ledger.reject(raw.file, raw.line, str(failure))
 
 
 def _batches(records: Iterable[_Pending]) -> Iterator[list[_Pending]]:
@@ -134,25 +114,25 @@ def _settle(prepared: Prepared, record: _Pending, results: list[Rendered | BadRe
     kept = []
     for result in results:
         if isinstance(result, BadRecord):
-            prepared.reject(record.file, record.line, str(result))
+            prepared.ledger.reject(record.file, record.line, str(result))
             return
         ids, trained = result.ids, result.trained
         if len(ids) - 1 > config.seq_len:
             if config.overlong == "drop":
                 detail = f"{len(ids) - 1} tokens, seq_len is {config.seq_len}"
-                prepared.remove(record.file, record.line, "overlong", detail)
+                prepared.ledger.remove(record.file, record.line, "overlong", detail)
                 return
             ids, trained = ids[: config.seq_len + 1], trained[: config.seq_len + 1]
             if not any(trained[1:]):
-                prepared.remove(record.file, record.line, "answer_cut_off", "nothing to learn within seq_len")
+                prepared.ledger.remove(record.file, record.line, "answer_cut_off", "nothing to learn within seq_len")
                 return
-            prepared.notes["conversations truncated to seq_len"] += 1
+            prepared.ledger.notes["conversations truncated to seq_len"] += 1
         kept.append(Rendered(ids, trained))
     for conversation, row in zip(record.conversations, kept, strict=True):
         prepared.rendered.append(row)
         prepared.prompts.append(_hash([turn.content for turn in conversation.prompt[:2]]))
-        prepared.notes.update(conversation.notes)
-    prepared.accounting.add_file(record.file, kept=1)
+        prepared.ledger.notes.update(conversation.notes)
+    prepared.ledger.keep(record.file)
 
 
 def _hash(texts: list[str]) -> int:
@@ -196,30 +176,9 @@ def to_rows(rendered: list[Rendered]) -> Rows:
     return Rows.of([(row.ids, row.trained) for row in rendered])
 
 
-def require_some(prepared: Prepared, name: str) -> None:
-    """Refuse an input of which nothing can be learned.
-
-    Raises:
-        UserError: with the commonest reason.
-    """
-    if prepared.rendered:
-        return
-    records = prepared.accounting.records()
-    reasons = prepared.accounting.errors + prepared.accounting.reasons
-    if not records["in"]:
-        raise UserError(f"{name} holds no records", "give JSON, JSONL or Parquet with conversations")
-    reason, count = reasons.most_common(1)[0]
-    hint = "raise --seq-len, or use --overlong truncate" if reason == "overlong" else "see the guide for known shapes"
-    raise UserError(f"none of the {records['in']:,} records of {name} can be used ({count:,} × {reason})", hint)
-
-
 def report(prepared: Prepared, config: SftConfig, num_training: int) -> None:
     """Say on stderr what a person should know before training on these conversations."""
-    prepared.accounting.warn()
-    for reason, count in sorted(prepared.accounting.reasons.items()):
-        console.warning(f"{count:,} records left out: {reason}", _HINTS.get(reason))
-    for note, count in sorted(prepared.notes.items()):
-        console.info(f"{count:,} × {note}")
+    prepared.ledger.report()
     total = sum(prepared.phrases.values())
     if total and not config.drop_template:
         share = total / max(1, len(prepared.rendered))
@@ -232,10 +191,3 @@ def report(prepared: Prepared, config: SftConfig, num_training: int) -> None:
             f"{num_training:,} training conversations; {config.min_seed:,} curated ones are a sound minimum",
             "add more, or set --min-seed",
         )
-
-
-_HINTS = {
-    "overlong": "raise --seq-len, or use --overlong truncate",
-    "answer_cut_off": "raise --seq-len",
-    "unwanted": "their label says not to learn from them",
-}

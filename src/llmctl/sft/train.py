@@ -1,0 +1,179 @@
+"""The training function of `llmctl sft`, run in every process."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from typing import Any
+
+from llmctl import console
+from llmctl.artifacts.inputs import open_input
+from llmctl.model.huggingface import find_model_folder, load_model, read_model_config
+from llmctl.sft.config import SftConfig
+from llmctl.sft.data import SftData, build_data, is_written, limit_seq_len, read_data, write_data
+from llmctl.sft.packing import micro_batches
+from llmctl.training.conversations.template import ChatTemplate, load_chat_template
+from llmctl.training.engines.base import Engine
+from llmctl.training.engines.choose import make_engine
+from llmctl.training.export import export_model, read_exported
+from llmctl.training.layout import micro_batch_size
+from llmctl.training.losses.next_token import NextTokenLoss
+from llmctl.training.once import prepare_once
+from llmctl.training.respond import check_vocabulary
+from llmctl.training.run import Job, TrainingRun, fit
+
+BEST_FOLDER = "best"
+TOKENIZER_FOLDER = "tokenizer"
+
+
+def train(job: Job) -> dict[str, Any]:
+    """Prepare the data, train, and export the weights of the best or last validation."""
+    folder = find_model_folder(job.sources["model"])
+    shape = read_model_config(folder)
+    config: SftConfig = dataclasses.replace(job.config, seq_len=limit_seq_len(job.config.seq_len, shape))
+    if config.seq_len < job.config.seq_len and job.world.is_main:
+        console.info(f"seq_len is {config.seq_len:,}: the model reads no more")
+    template = load_chat_template(folder)
+    check_vocabulary(template, shape.vocab_size, folder)
+    data = _data(job, config, template)
+    config = dataclasses.replace(config, steps=data.total_steps(config))
+    model = load_model(folder)
+    engine = make_engine(model, config, job.world)
+    try:
+        return _Training(dataclasses.replace(job, config=config), config, data, template, engine).run()
+    finally:
+        engine.close()
+
+
+def _data(job: Job, config: SftConfig, template: ChatTemplate) -> SftData:
+    """Let the first process build the data; all of them read it back."""
+
+    def build() -> None:
+        validation = job.sources.get("validation")
+        data = build_data(
+            open_input(job.sources["source"], role="source"),
+            open_input(validation, role="validation") if validation is not None else None,
+            template,
+            config,
+        )
+        template.save(job.root / TOKENIZER_FOLDER)
+        write_data(data, job.root)
+
+    prepare_once(job.world, lambda: is_written(job.root), build)
+    return read_data(job.root, config)
+
+
+class _Training:
+    """One run: steps, validations, and what is decided from them."""
+
+    def __init__(self, job: Job, config: SftConfig, data: SftData, template: ChatTemplate, engine: Engine) -> None:
+        self.job, self.config, self.data, self.template, self.engine = job, config, data, template, engine
+        self.loss = NextTokenLoss()
+        self.size = micro_batch_size(config, engine.data_parallel_size)
+        self.validation = self._batches([[row] for row in range(len(data.validation))], validation=True)
+
+    def _batches(self, packs: list[list[int]], *, validation: bool = False) -> list[dict[str, Any]]:
+        rows = self.data.validation if validation else self.data.training
+        return micro_batches(
+            rows, packs, self.size, self.template.pad_id, self.engine.data_parallel_rank, self.engine.data_parallel_size
+        )
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end, or until validation turns up."""
+        self.steps = TrainingRun(self.job, {"model": self.engine}, label="sft")
+        with self.steps as run:
+            if run.step == 0:
+                self._validate(0)
+            if "stopped_at" not in run.state and run.step < run.total_steps:
+                fit(
+                    run,
+                    self.engine,
+                    self.loss,
+                    lambda step: self._batches(self.data.plan.step(step)),
+                    validate=self._validate,
+                    validate_every=self.config.eval_every or self.data.plan.steps_per_epoch,
+                )
+        self._export()
+        return self._statistics()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Return what every checkpoint of the run carries: validation losses so far, the best, how long above it."""
+        return self.steps.state
+
+    def _validate(self, step: int) -> bool:
+        """Record the validation loss; return True when training should stop."""
+        if not len(self.data.validation):
+            return False
+        report = self.engine.evaluate(self.validation, self.loss)
+        self.steps.validated(step, report.loss, tokens=report.weight)
+        if step == 0:
+            self.state["before"] = report.loss
+            return False
+        self.state["after"] = report.loss
+        best = self.state.get("best")
+        if best is None or report.loss < best["loss"]:
+            self.state["best"] = {"step": step, "loss": report.loss}
+            self.state["above"] = 0
+            if self.config.stop_on_rise:
+                self._keep_best()
+            return False
+        risen = self.config.stop_on_rise > 0 and report.loss > best["loss"] * (1.0 + self.config.stop_on_rise)
+        self.state["above"] = self.state["above"] + 1 if risen else 0
+        if self.state["above"] < self.config.stop_patience or step >= self.config.steps:
+            return False
+        self.state["stopped_at"] = step
+        if self.job.world.is_main:
+            console.warning(
+                f"validation loss turned up: {report.loss:.4f} at step {step}, {best['loss']:.4f} at step "
+                f"{best['step']}; stopped, and the best weights are kept",
+                "more conversations, fewer epochs, or a lower --lr; --stop-on-rise 0 trains on",
+            )
+        return True
+
+    def _keep_best(self) -> None:
+        export_model(self.engine, self.job.root / BEST_FOLDER, self.config, self.job.world)
+
+    @property
+    def exported_step(self) -> int:
+        """Return the step whose weights are exported: the last, unless validation was clearly better before."""
+        best = self.state.get("best")
+        if best is None or not self.state.get("above"):
+            return self.steps.step
+        return int(best["step"])
+
+    def _export(self) -> None:
+        root = self.job.root
+        extra = {"eos_token_id": list(self.template.stop_ids), "pad_token_id": self.template.pad_id}
+        weights = None
+        if self.exported_step != self.steps.step:
+            weights = read_exported(root / BEST_FOLDER) if self.job.world.is_main else iter(())
+        export_model(
+            self.engine,
+            root / "model",
+            self.config,
+            self.job.world,
+            tokenizer_folder=root / TOKENIZER_FOLDER,
+            extra_config=extra,
+            weights=weights,
+        )
+        if self.job.world.is_main:
+            shutil.rmtree(root / BEST_FOLDER, ignore_errors=True)
+
+    def _statistics(self) -> dict[str, Any]:
+        losses = {name: _rounded(self.state.get(name)) for name in ("before", "after")}
+        best = self.state.get("best")
+        return {
+            **self.data.statistics,
+            "steps": self.steps.step,
+            "epochs": round(self.steps.step / self.data.plan.steps_per_epoch, 3),
+            "sequences": len(self.data.plan.packs),
+            "validation_loss": {**losses, "best": _rounded(best["loss"]) if best else None},
+            "exported_step": self.exported_step,
+            "stopped_early": "stopped_at" in self.state,
+        }
+
+
+def _rounded(value: float | None) -> float | None:
+    # Sums over processes differ in the last digits with their number; equal runs have equal manifests.
+    return None if value is None else round(value, 4)
