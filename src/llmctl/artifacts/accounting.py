@@ -24,13 +24,16 @@ class Accounting:
         files: per input file the counts `RECORD_KEYS`.
         groups: per (source, language) the counts ``in``, ``kept``, ``bytes_in``, ``bytes_kept``, ``tokens``.
         reasons: removed records by their deciding reason.
-        errors: invalid records by kind of error.
+        errors: invalid records by error; errors are told apart by their kind, which is what comes before the first
+            colon, and the rest is kept as an example.
+        examples: for each kind of error one whole error (the first in alphabetical order).
     """
 
     files: dict[str, Counter[str]] = field(default_factory=dict)
     groups: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
     reasons: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
 
     def add_file(self, path: str, *, kept: int = 0, removed: int = 0, invalid: int = 0) -> None:
         """Count records of one input file; ``in`` is their sum."""
@@ -49,6 +52,19 @@ class Accounting:
             self.groups.setdefault(key, Counter()).update(counts)
         self.reasons.update(other.reasons)
         self.errors.update(other.errors)
+        for kind, example in other.examples.items():
+            self.examples[kind] = min(example, self.examples.get(kind, example))
+
+    def errors_by_kind(self) -> tuple[dict[str, int], dict[str, str]]:
+        """Return the counts of the errors by kind, and one whole error of each kind that has details."""
+        counts: Counter[str] = Counter()
+        examples = dict(self.examples)
+        for error, count in self.errors.items():
+            kind = error.split(":")[0]
+            counts[kind] += count
+            if error != kind:
+                examples[kind] = min(error, examples.get(kind, error))
+        return dict(sorted(counts.items())), dict(sorted(examples.items()))
 
     def records(self) -> dict[str, int]:
         """Return the sum over all files."""
@@ -56,10 +72,12 @@ class Accounting:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the counts as they stand in a manifest's statistics, in an order that does not depend on the run."""
+        by_error, examples = self.errors_by_kind()
         return {
             "records": self.records(),
             "by_reason": dict(sorted(self.reasons.items())),
-            "by_error": dict(sorted(self.errors.items())),
+            "by_error": by_error,
+            "error_examples": examples,
             "by_file": [
                 {"path": path, **{key: counts[key] for key in RECORD_KEYS}}
                 for path, counts in sorted(self.files.items())
@@ -76,6 +94,7 @@ class Accounting:
         accounting = cls(
             reasons=Counter(mapping["by_reason"]),
             errors=Counter(mapping["by_error"]),
+            examples=dict(mapping.get("error_examples", {})),
         )
         for row in mapping["by_file"]:
             accounting.files[row["path"]] = Counter({key: row[key] for key in RECORD_KEYS})
@@ -103,11 +122,16 @@ class Accounting:
         """Say on stderr which records were invalid and which sources nearly vanished."""
         records = self.records()
         if records["invalid"]:
-            kinds = ", ".join(f"{count:,} × {error}" for error, count in self.errors.most_common(3))
+            counts, examples = self.errors_by_kind()
+            largest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:3]
+            kinds = ", ".join(f"{count:,} × {kind}" for kind, count in largest)
             console.warning(
                 f"{records['invalid']:,} of {records['in']:,} records are invalid ({kinds})",
                 "they are listed with file, line and error under invalid/ in the output",
             )
+            for kind, _ in largest:
+                if kind.startswith("no field ") and kind in examples:
+                    console.warning(examples[kind], "--text-field names the field that holds the text")
         for what, totals in (("source", self._totals(0)), ("language", self._totals(1))):
             for name, counts in sorted(totals.items()):
                 if counts["in"] >= ALARM_MIN_RECORDS and counts["kept"] < ALARM_KEPT_SHARE * counts["in"]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmctl.artifacts.files import sha256_of
+from llmctl.artifacts.files import printable_path, sha256_of
 from llmctl.artifacts.manifest import MANIFEST_NAME, STATE_FOLDER, Manifest, read_manifest
 from llmctl.errors import RunFailed, UserError
 
@@ -67,7 +67,7 @@ class Input:
         if self.manifest is not None or self._hasher is not None:
             return
         for file in self.files:
-            entry = (known or {}).get(file.path)
+            entry = (known or {}).get(printable_path(file.path))
             if entry is not None and entry[:2] == (file.bytes, file.mtime_ns):
                 self._hashes[file.path] = entry[2]
         self._hasher = threading.Thread(target=self._hash_files, daemon=True)
@@ -93,7 +93,7 @@ class Input:
         if self.manifest is not None:
             return {
                 "role": self.role,
-                "name": self.name,
+                "name": printable_path(self.name),
                 "kind": self.kind,
                 "fingerprint": self.manifest.fingerprint,
             }
@@ -103,15 +103,19 @@ class Input:
         if self._hash_failure:
             raise self._hash_failure[0]
         self.check_unchanged()
-        files = [{"path": file.path, "bytes": file.bytes, "sha256": self._hashes[file.path]} for file in self.files]
+        files = [
+            {"path": printable_path(file.path), "bytes": file.bytes, "sha256": self._hashes[file.path]}
+            for file in self.files
+        ]
         canonical = json.dumps(files, sort_keys=True, ensure_ascii=True).encode()
         fingerprint = hashlib.sha256(canonical).hexdigest()
-        return {"role": self.role, "name": self.name, "kind": RAW, "fingerprint": fingerprint, "files": files}
+        name = printable_path(self.name)
+        return {"role": self.role, "name": name, "kind": RAW, "fingerprint": fingerprint, "files": files}
 
     def known_hashes(self) -> dict[str, tuple[int, int, str]]:
         """Return {path: (bytes, mtime_ns, sha256)} of the files hashed so far, for ``run.json``."""
         return {
-            file.path: (file.bytes, file.mtime_ns, self._hashes[file.path])
+            printable_path(file.path): (file.bytes, file.mtime_ns, self._hashes[file.path])
             for file in self.files
             if file.path in self._hashes
         }
@@ -194,7 +198,11 @@ def list_raw_files(path: Path) -> list[InputFile]:
     visited: set[tuple[int, int]] = set()
     failures: list[OSError] = []
     for folder, subfolders, names in os.walk(path, followlinks=True, onerror=failures.append):
-        status = os.stat(folder)
+        try:
+            status = os.stat(folder)
+        except OSError as failure:  # gone since it was listed
+            failures.append(failure)
+            continue
         if (status.st_dev, status.st_ino) in visited:
             subfolders[:] = []
             continue
@@ -204,7 +212,10 @@ def list_raw_files(path: Path) -> list[InputFile]:
             file = Path(folder) / name
             if name.startswith(".") or not file.is_file():
                 continue
-            status = file.stat()
+            try:
+                status = file.stat()
+            except OSError:  # gone since it was listed, as a temporary file may be
+                continue
             relative = file.relative_to(path).as_posix()
             found.append(InputFile(relative, status.st_size, status.st_mtime_ns))
     if failures:

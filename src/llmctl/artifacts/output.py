@@ -26,7 +26,14 @@ from typing import Any
 
 import llmctl
 from llmctl import console
-from llmctl.artifacts.files import FileRecord, explain_os_error, remove_leftovers, write_file, write_json
+from llmctl.artifacts.files import (
+    FileRecord,
+    explain_os_error,
+    printable_path,
+    remove_leftovers,
+    write_file,
+    write_json,
+)
 from llmctl.artifacts.inputs import Input
 from llmctl.artifacts.kinds import KINDS
 from llmctl.artifacts.manifest import (
@@ -111,7 +118,7 @@ class Output:
         )
         if self.root.exists() and not self.root.is_dir():
             raise UserError(f"the output {self.root} is a file", "give a folder")
-        ours = (self.root / MANIFEST_NAME).is_file() or self.state.is_dir()
+        ours = self._is_ours()
         if self.root.is_dir() and not ours and any(self.root.iterdir()):
             raise UserError(f"the output {self.root} is not empty and was not made by llmctl", "choose a new folder")
         if self.options.dry_run:
@@ -129,8 +136,22 @@ class Output:
             self._check_finished()
         elif (self.state / CLAIM_NAME).is_file():
             self._check_unfinished()
+        elif ours:
+            self._clear()  # an earlier run was killed while it cleared the folder
         if self.finished is None:
             self._begin()
+
+    def _is_ours(self) -> bool:
+        """Tell whether llmctl made the folder; what it did not make is never deleted, not even with --overwrite."""
+        if (self.state / LOCK_NAME).is_file() or (self.state / CLAIM_NAME).is_file():
+            return True
+        if self.state.is_dir() and list(self.root.iterdir()) == [self.state]:
+            return True
+        try:
+            manifest = json.loads((self.root / MANIFEST_NAME).read_bytes())
+        except (OSError, ValueError):
+            return False
+        return isinstance(manifest, dict) and {"kind", "schema_version", "stage", "files"} <= manifest.keys()
 
     @staticmethod
     def _single(source: Input) -> bool:
@@ -154,6 +175,8 @@ class Output:
         self._lock = descriptor
 
     def _clear(self) -> None:
+        # The manifest goes first: a kill from now on leaves an unfinished folder, not a damaged one.
+        (self.root / MANIFEST_NAME).unlink(missing_ok=True)
         for path in self.root.iterdir():
             if path == self.state:
                 continue
@@ -197,6 +220,8 @@ class Output:
         try:
             claim = json.loads((self.state / CLAIM_NAME).read_bytes())
         except ValueError:
+            claim = None
+        if not isinstance(claim, dict):
             self._clear()
             return
         changes = []
@@ -227,7 +252,7 @@ class Output:
                 source.role,
                 source.kind,
                 source.manifest.fingerprint if source.manifest else "",
-                [[file.path, file.bytes] for file in source.files],
+                [[printable_path(file.path), file.bytes] for file in source.files],
             ]
             for source in self.inputs
         ]
@@ -322,7 +347,8 @@ class Output:
     def release(self) -> None:
         """Give up the claim; what is written stays."""
         if self._lock is not None:
-            if self.finished is not None:
+            # A claim on a finished folder that was refused leaves the folder as it was.
+            if self.finished is not None or (self.root / MANIFEST_NAME).is_file():
                 self.drop_state()
             os.close(self._lock)
             self._lock = None

@@ -122,7 +122,7 @@ def _statistics_lines(statistics: dict[str, Any]) -> list[str]:
                     f"  {name}: " + ", ".join(f"{key} {_number(item)}" for key, item in shown[:MAX_ROWS]) + more
                 )
         elif isinstance(value, list):
-            lines.append(f"  {name}: {len(value):,} rows (in {'manifest.json'})")
+            lines.append(f"  {name}: {len(value):,} rows (--json prints them)")
         else:
             lines.append(f"  {name}: {_number(value)}")
     return lines

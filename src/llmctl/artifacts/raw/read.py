@@ -15,7 +15,7 @@ from llmctl.artifacts.raw.cutting import WHOLE_FILE_FORMATS, cut_stream
 from llmctl.artifacts.raw.jsonlines import add_lines
 from llmctl.artifacts.raw.pieces import Piece
 from llmctl.artifacts.raw.streams import CHUNK_BYTES, ChunkReader, StreamFault, os_fault
-from llmctl.artifacts.raw.tables import add_parquet
+from llmctl.artifacts.raw.tables import add_parquet, row_group_span
 from llmctl.artifacts.raw.warcrecords import add_warc
 from llmctl.artifacts.raw.wholefiles import add_whole_file
 
@@ -162,7 +162,7 @@ class LineRange:
 def content_key(block: Block) -> str:
     """Return the xxh3-128 of the bytes that a block covers on disk (of `Segment.data` where it is given).
 
-    It changes when the content changes. Parquet is hashed as a whole: its parts do not say where they lie.
+    It changes when the content changes, and tells on resume whether a finished block still counts.
     """
     import xxhash
 
@@ -172,16 +172,21 @@ def content_key(block: Block) -> str:
         if segment.data is not None:
             digest.update(segment.data)
             continue
+        path = Path(block.root) / segment.file
         try:
-            _hash_file(Path(block.root) / segment.file, segment, digest.update)
-        except OSError as failure:
-            digest.update(os_fault(failure).encode())
+            if segment.end is None:
+                _hash_file(path, segment.start, None, digest.update)
+            elif segment.format in ("parquet", "documents"):
+                _hash_file(path, *row_group_span(path, segment.start, segment.end), digest.update)
+            else:  # the last line of a range ends beyond it
+                for chunk in LineRange(path, segment.start, segment.end):
+                    digest.update(chunk)
+        except (OSError, StreamFault) as failure:
+            digest.update((os_fault(failure) if isinstance(failure, OSError) else str(failure)).encode())
     return digest.hexdigest()
 
 
-def _hash_file(path: Path, segment: Segment, update: Callable[[bytes], None]) -> None:
-    ranged = segment.format not in ("parquet", "documents")
-    start, end = (segment.start, segment.end) if ranged else (0, None)
+def _hash_file(path: Path, start: int, end: int | None, update: Callable[[bytes], None]) -> None:
     with open(path, "rb") as raw:
         raw.seek(start)
         left = end - start if end is not None else None

@@ -49,6 +49,24 @@ def row_group_cuts(file: pq.ParquetFile, block_bytes: int) -> list[tuple[int, in
     return cuts
 
 
+def row_group_span(path: Path, first: int, end: int) -> tuple[int, int]:
+    """Return the range of bytes that row groups from `first` to `end` take in their file.
+
+    Raises:
+        StreamFault: the file is broken or cannot be read.
+    """
+    start, stop = None, 0
+    with open_parquet(path) as file:
+        for group in range(first, min(end, file.metadata.num_row_groups)):
+            metadata = file.metadata.row_group(group)
+            for number in range(metadata.num_columns):
+                column = metadata.column(number)
+                begin = column.dictionary_page_offset or column.data_page_offset
+                start = begin if start is None else min(start, begin)
+                stop = max(stop, begin + column.total_compressed_size)
+    return start or 0, stop
+
+
 def add_parquet(path: Path, segment: Segment, columns: Columns) -> None:
     """Add the rows of a segment's row groups; a row group that is broken costs no other."""
     import pyarrow as pa
