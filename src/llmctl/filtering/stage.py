@@ -20,6 +20,7 @@ from llmctl.config.common import RunOptions
 from llmctl.filtering.block import BlockContext, filter_block
 from llmctl.filtering.config import DEFAULT_PRESET, FilterConfig
 from llmctl.filtering.policy import Policy, resolve_policies
+from llmctl.filtering.report import report
 from llmctl.runtime.pool import Unit, UnitResult, run_units
 
 if TYPE_CHECKING:
@@ -119,30 +120,3 @@ def finish(out: Output, policies: Sequence[Policy], results: Sequence[tuple[Unit
     report(statistics)
     accounting.warn()
     return manifest
-
-
-def report(statistics: dict[str, Any]) -> None:
-    """Print what was removed, and why, and what was kept by source."""
-    total = statistics["records"]["in"]
-    reasons = sorted(statistics["by_reason"].items(), key=lambda item: (-item[1], item[0]))
-    if reasons:
-        fails = statistics["failed_by_rule"]
-        rows = [(name, count, share(count, total), fails.get(name, 0)) for name, count in reasons]
-        console.table("removed", ("reason", "documents", "share", "failed in all"), rows)
-    rows = [
-        (row["source"], row["lang"], row["in"], row["kept"], share(row["kept"], row["in"]),
-         share(row["bytes_kept"], row["bytes_in"]))
-        for row in statistics["by_source"]
-    ]  # fmt: skip
-    if rows:
-        shown = sorted(rows, key=lambda row: (-row[2], row[0], row[1]))[:20]
-        title = "kept" if len(rows) <= 20 else f"kept (the largest 20 of {len(rows)} groups)"
-        console.table(title, ("source", "language", "in", "kept", "documents", "bytes"), shown)
-    changed = statistics["lines"].get("changed_documents", 0)
-    if changed:
-        console.info(f"the line rules changed {changed:,} of the kept documents")
-
-
-def share(part: int, whole: int) -> str:
-    """Return a share as text, such as ``12.3%``."""
-    return f"{100 * part / whole:.1f}%" if whole else "–"

@@ -263,6 +263,7 @@ def character_repetition(data, start, end, num_chars, keys, used, counts, row):
         if counts[number] > 1:
             counts[several] = counts[number]
             several += 1
-    taken = min(several, np.int64(np.sqrt(distinct)))
+    most = int(np.sqrt(distinct))
+    taken = several if several < most else most
     ordered = np.sort(counts[:several])
     row[1] = ordered[several - taken :].sum()

@@ -14,6 +14,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from llmctl.text import statistics as module
 from llmctl.text.buffers import text_buffers
 from llmctl.text.statistics import Family, document_statistics

@@ -34,4 +34,4 @@ class Parameters(RuleParameters):
 
 def value(columns: Mapping[str, np.ndarray], parameters: Parameters) -> np.ndarray:
     """Return what is held against the limits, float64 of shape [documents]."""
-    return 1.0 - ratio(columns["num_words"], columns["original.num_words"])
+    return ratio(columns["original.num_words"] - columns["num_words"], columns["original.num_words"])
