@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # A float of this size may have been an integer that does not fit into 64 bits.
-_LARGE_EXPONENT = re.compile(rb"e[1-9][0-9]")
+_LARGE_EXPONENT = re.compile(rb"e\+?[1-9][0-9]")
 _LARGEST_EXACT = float(1 << 63)
 ABSENT = object()
 # Rows are turned into Arrow arrays when about this much text has gathered.

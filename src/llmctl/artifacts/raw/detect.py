@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmctl.artifacts.raw.streams import ChunkReader, StreamFault, compression_of, os_fault
+from llmctl.artifacts.raw.streams import INPUT_BYTES, ChunkReader, StreamFault, compression_of, os_fault
 
 HEAD_BYTES = 1 << 16
 # A head that swells beyond this says nothing about the ratio of the rest; such files are always read as streams.
-_HEAD_LIMIT_BYTES = 1 << 20
+_HEAD_LIMIT_BYTES = 1 << 22
 _UNKNOWN_RATIO = 1000.0
 _USUAL_RATIO = 4.0
 
@@ -83,7 +83,7 @@ def detect(path: Path, forced: str = "auto") -> Detected:
     compression = compression_of(stored)
     head, ratio = stored, 1.0
     if compression:
-        head, ratio = _decompressed_head(path, compression, len(stored))
+        head, ratio = _decompressed_head(path, compression)
     if forced != "auto":
         form = _json_layout(head, path) if forced == "jsonl" else forced
     else:
@@ -93,19 +93,21 @@ def detect(path: Path, forced: str = "auto") -> Detected:
     return Detected(form, compression, ratio)
 
 
-def _decompressed_head(path: Path, compression: str, stored: int) -> tuple[bytes, float]:
+def _decompressed_head(path: Path, compression: str) -> tuple[bytes, float]:
+    """Return what the first bytes of a file decompress to, and how much larger that is."""
     head = b""
     reader = ChunkReader(path, compression, HEAD_BYTES)
     try:
         for chunk in reader:
             head += chunk
-            if len(head) >= _HEAD_LIMIT_BYTES or reader.position >= stored:
+            # The decompressor asks for more when it has used up what it read first.
+            if len(head) >= _HEAD_LIMIT_BYTES or reader.position > INPUT_BYTES:
                 break
     except StreamFault:
         pass  # told when the file is read
     if len(head) >= _HEAD_LIMIT_BYTES:
         return head, _UNKNOWN_RATIO
-    return head, max(_USUAL_RATIO, len(head) / max(1, min(stored, reader.position or stored)))
+    return head, max(_USUAL_RATIO, len(head) / max(1, min(INPUT_BYTES, reader.position)))
 
 
 def format_suffix(path: Path) -> str:

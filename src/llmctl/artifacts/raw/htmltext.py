@@ -17,10 +17,18 @@ from typing import IO
 
 from llmctl.artifacts.raw.pieces import RecordFault
 
-CPU_LIMIT_S = 20
+# Seconds of processor time for one page; set before the first page is read.
+CPU_LIMIT_VARIABLE = "LLMCTL_HTML_CPU_S"
+DEFAULT_CPU_LIMIT_S = 20
 MEMORY_LIMIT_BYTES = 8 << 30
 _HEADER = struct.Struct("<QQ")
 _OK, _FAILED = 0, 1
+
+
+def cpu_limit_s() -> int:
+    """Return the seconds of processor time that one page may take."""
+    value = os.environ.get(CPU_LIMIT_VARIABLE, "")
+    return int(value) if value.isdigit() and int(value) > 0 else DEFAULT_CPU_LIMIT_S
 
 
 class _Extractor:
@@ -65,7 +73,7 @@ class _Extractor:
             status = self._process.wait()
         self._forget()
         if status == -signal.SIGXCPU:
-            return f"HTML takes too long: more than {CPU_LIMIT_S} s"
+            return f"HTML takes too long: more than {cpu_limit_s()} s"
         return f"HTML crashes the parser: status {status}"
 
     def close(self) -> None:
@@ -141,7 +149,7 @@ def _limit_cpu() -> None:
     import resource
 
     used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = int(used.ru_utime + used.ru_stime) + CPU_LIMIT_S + 1
+    limit = int(used.ru_utime + used.ru_stime) + cpu_limit_s() + 1
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
@@ -166,7 +174,7 @@ def _decode(page: bytes, charset: str) -> str:
     if charset:
         try:
             return page.decode(charset)
-        except (LookupError, UnicodeError):
+        except (LookupError, ValueError):  # no such charset, or not this one
             pass
     return str(bytes_to_str(page, detect_encoding(page, from_html_meta=True) or "utf-8", errors="replace"))
 

@@ -17,8 +17,8 @@ COMPRESSIONS = {
     b"\xfd7zXZ\x00": "xz",
 }
 CHUNK_BYTES = 1 << 20
-_INPUT_BYTES = 1 << 17
-_SALVAGE_BYTES = 256
+INPUT_BYTES = 1 << 17  # what a decompressor is fed at a time
+_SALVAGE_STEPS = (256, 1)
 # `zstd --long=31` is in use for large corpora; the default limit of the library refuses such files.
 _MAX_WINDOW_BYTES = 1 << 31
 _SKIPPABLE_MAGIC = 0x184D2A50
@@ -102,12 +102,22 @@ class ChunkReader:
 
         A decompressor that meets a fault drops what the same call had decoded before it: up to a chunk of good records.
         """
+        rest = b""
+        for step in _SALVAGE_STEPS if self.compression == "zstd" else (1,):
+            rest += self._decode_beyond(delivered + len(rest), step)
+        return rest
+
+    def _decode_beyond(self, delivered: int, step: int) -> bytes:
         rest = bytearray()
         seen = 0
-        fine_from = max(0, self.position - _INPUT_BYTES)
         try:
             with open(self.path, "rb") as raw:
-                for piece in _decompress(raw, self.compression, self.chunk_bytes, fine_from, delivered):
+                if self.compression == "zstd":  # its reader is asked for small amounts of output
+                    pieces = _zstd_pieces(raw, self.chunk_bytes, delivered, step)
+                else:  # the others are fed small amounts of input
+                    fine_from = max(0, self.position - INPUT_BYTES)
+                    pieces = _member_pieces(raw, self.compression, self.chunk_bytes, fine_from)
+                for piece in pieces:
                     if seen + len(piece) > delivered:
                         rest += piece[max(0, delivered - seen) :]
                     seen += len(piece)
@@ -116,17 +126,14 @@ class ChunkReader:
         return bytes(rest)
 
 
-def _decompress(
-    raw: BinaryIO, compression: str, chunk_bytes: int, fine_from: int | None = None, fine_after: int = 0
-) -> Iterator[bytes]:
-    """Yield decompressed pieces; in small steps from `fine_from` of the input or after `fine_after` of the output."""
+def _decompress(raw: BinaryIO, compression: str, chunk_bytes: int) -> Iterator[bytes]:
     if not compression:
         while piece := raw.read(chunk_bytes):
             yield piece
     elif compression == "zstd":
-        yield from _zstd_pieces(raw, chunk_bytes, None if fine_from is None else fine_after)
+        yield from _zstd_pieces(raw, chunk_bytes)
     else:
-        yield from _member_pieces(raw, compression, chunk_bytes, fine_from)
+        yield from _member_pieces(raw, compression, chunk_bytes)
 
 
 def _engine(compression: str) -> Callable[[], Any]:
@@ -143,7 +150,7 @@ def _engine(compression: str) -> Callable[[], Any]:
     return lzma.LZMADecompressor
 
 
-def _member_pieces(raw: BinaryIO, compression: str, chunk_bytes: int, fine_from: int | None) -> Iterator[bytes]:
+def _member_pieces(raw: BinaryIO, compression: str, chunk_bytes: int, fine_from: int | None = None) -> Iterator[bytes]:
     """Decompress members one after the other, as gzip, bzip2 and xz files may hold several."""
     new = _engine(compression)
     engine: Any = None
@@ -174,20 +181,20 @@ def _member_pieces(raw: BinaryIO, compression: str, chunk_bytes: int, fine_from:
 
 def _step(raw: BinaryIO, fine_from: int | None) -> int:
     if fine_from is None:
-        return _INPUT_BYTES
+        return INPUT_BYTES
     ahead = fine_from - raw.tell()
-    return min(ahead, _INPUT_BYTES) if ahead > 0 else 1
+    return min(ahead, INPUT_BYTES) if ahead > 0 else 1
 
 
-def _zstd_pieces(raw: BinaryIO, chunk_bytes: int, fine_after: int | None) -> Iterator[bytes]:
+def _zstd_pieces(raw: BinaryIO, chunk_bytes: int, fine_after: int | None = None, step: int = 1) -> Iterator[bytes]:
     import zstandard
 
     reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).stream_reader(
-        raw, read_size=_INPUT_BYTES, read_across_frames=True, closefd=False
+        raw, read_size=INPUT_BYTES, read_across_frames=True, closefd=False
     )
     size = 0
     try:
-        while piece := reader.read(_SALVAGE_BYTES if fine_after is not None and size >= fine_after else chunk_bytes):
+        while piece := reader.read(_output_step(size, chunk_bytes, fine_after, step)):
             size += len(piece)
             yield piece
     except zstandard.ZstdError as failure:
@@ -195,6 +202,12 @@ def _zstd_pieces(raw: BinaryIO, chunk_bytes: int, fine_after: int | None) -> Ite
     if not _zstd_is_whole(raw):
         # The library takes the end of the file for the end of the stream.
         raise StreamFault("truncated zstd data: the file ends in the middle")
+
+
+def _output_step(size: int, chunk_bytes: int, fine_after: int | None, step: int) -> int:
+    if fine_after is None:
+        return chunk_bytes
+    return min(chunk_bytes, fine_after - size) if size < fine_after else step
 
 
 def _zstd_is_whole(raw: BinaryIO) -> bool:
