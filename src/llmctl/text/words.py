@@ -264,7 +264,7 @@ def scan_document(
                     word_end = num_chars + 1
                     word_value = value
                     has_alpha = has_alpha or (kind & ALPHA) != 0
-                    content = True
+                    content = content or (kind & ALNUM) != 0
                 dots = 0
                 line_ellipsis = False
                 if point < 0xC0 and point >= 0x80 and (previous == 0xC2 or previous == 0xC3):
