@@ -33,7 +33,11 @@ class DedupConfig:
     ] = 0.9
     reordered_threshold: Annotated[
         float,
-        Opt("Share of paragraphs in common (Jaccard, weighted by length) above which re-ordered documents are one.", min=0, max=1),
+        Opt(
+            "Share of paragraphs in common (Jaccard, weighted by length) above which re-ordered documents are one.",
+            min=0,
+            max=1,
+        ),
     ] = 0.85
     ngram_size: Annotated[int, Opt("Words of a shingle.", min=1, max=64)] = 5
     char_ngram_size: Annotated[
@@ -47,7 +51,7 @@ class DedupConfig:
             min=0,
             max=1,
         ),
-    ] = 0.1
+    ] = 0.05
     num_perm: Annotated[int, Opt("Permutations of a MinHash signature.", min=16, max=65536)] = 256
     min_recall: Annotated[
         float,
@@ -77,9 +81,9 @@ class DedupConfig:
     max_comparisons: Annotated[
         int, Opt("Most staying documents of a large bucket that a document is compared with.", min=1, flag=False)
     ] = 1000
-    memory: Annotated[
-        int, Opt("Memory for sorting and comparing.", min=16_000_000, size=True, identity=False)
-    ] = 2_000_000_000
+    memory: Annotated[int, Opt("Memory for sorting and comparing.", min=16_000_000, size=True, identity=False)] = (
+        2_000_000_000
+    )
     max_invalid_share: Annotated[
         float, Opt("Share of invalid records above which the exit status is 3.", min=0, max=1, identity=False)
     ] = 0.05

@@ -130,6 +130,8 @@ class Index:
 
     def _by_chunk(self, documents: np.ndarray) -> Iterator[tuple[int, int, pa.RecordBatch, np.ndarray]]:
         """Yield (begin, end, batch, rows in the batch) for runs of ascending document numbers in one chunk."""
+        if not len(documents):
+            return
         chunks = np.searchsorted(self._firsts, documents, side="right") - 1
         starts = np.flatnonzero(np.diff(chunks, prepend=-1))
         for begin, end in zip(starts, np.append(starts[1:], len(documents)), strict=True):

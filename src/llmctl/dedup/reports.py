@@ -42,9 +42,7 @@ class Places:
         files, rows = self.index.take("file", numbers), self.index.take("row", numbers)
         blocks = np.searchsorted(self.index.file_firsts(), numbers, side="right") - 1
         paths = [self.names[block][file] for block, file in zip(blocks, files, strict=True)]
-        places = [
-            int(row) + self.earlier[block][file] for block, file, row in zip(blocks, files, rows, strict=True)
-        ]
+        places = [int(row) + self.earlier[block][file] for block, file, row in zip(blocks, files, rows, strict=True)]
         return [ids[i] for i in inverse], [paths[i] for i in inverse], [places[i] for i in inverse]
 
 

@@ -127,7 +127,6 @@ def _sign_slice(
     config, bands = context.config, context.bands
     table = batch.table.slice(begin, end - begin)
     data, offsets = text_buffers(table.column("text"))
-    lengths = np.diff(offsets)
     data, offsets = _normalised(table.column("text"), data, offsets)
     sets = shingle_sets(
         data,
@@ -138,6 +137,9 @@ def _sign_slice(
     )
     signatures = minhash_signatures(sets.values, sets.offsets, *permutations(bands.num_perm, config.seed))
     paragraphs = hash_paragraphs(data, offsets)
+    # Length without the white space that carries nothing, so that padding does not make a text the better one.
+    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(paragraphs.weights, dtype=np.int64)])
+    lengths = np.diff(sums[paragraphs.offsets])
     columns = [
         _one_chunk(table.column("id")),
         pa.array(batch.file_index[begin:end].astype(np.int32)),

@@ -74,9 +74,7 @@ def run(source: Path | str, output: Path | str, config: DedupConfig, options: Ru
         )
     opened = open_input(source, role="source", kinds=("documents",))
     bands = choose_bands(config.threshold, config.num_perm, config.min_recall)
-    with open_output(
-        output, kind="documents", stage="dedup", config=config, inputs=[opened], options=options
-    ) as out:
+    with open_output(output, kind="documents", stage="dedup", config=config, inputs=[opened], options=options) as out:
         if out.finished is not None:
             return out.finished
         describe_plan(opened, output, config, bands, options)

@@ -37,9 +37,7 @@ class Decisions:
     def sorted(self) -> Decisions:
         """Return the decisions in the order of the documents' numbers."""
         order = np.argsort(self.documents, kind="stable")
-        return Decisions(
-            self.documents[order], self.survivors[order], self.methods[order], self.similarities[order]
-        )
+        return Decisions(self.documents[order], self.survivors[order], self.methods[order], self.similarities[order])
 
 
 def best_first(index: Index, documents: np.ndarray) -> np.ndarray:
@@ -214,7 +212,11 @@ def _compare(
     verifier: Verifier,
     max_comparisons: int,
 ) -> tuple[int, int, float] | None:
-    """Compare one document with those that stay in its large buckets; return (place, method, similarity) of the best."""
+    """Compare one document with those that stay in its large buckets.
+
+    Returns:
+        (place, method, similarity) of the best that it resembles, or None.
+    """
     for method, decide in ((FUZZY, verifier.fuzzy), (REORDERED, verifier.reordered)):
         others = sorted(
             {other for bucket, kind in own if kind == method for other in staying.get(bucket, ())[:max_comparisons]}

@@ -190,9 +190,7 @@ class Verifier:
                 )
                 values, offsets = self.index.lists("shingles", documents)
                 half = len(rows) // 2
-                similarities[likely[group]] = jaccard_of_sets(
-                    values, offsets, rows[:half], rows[half:], self.threshold
-                )
+                similarities[likely[group]] = jaccard_of_sets(values, offsets, rows[:half], rows[half:], self.threshold)
         return similarities
 
     def _likely(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -77,7 +77,8 @@ def write_block(unit: Unit, context: WriteContext) -> UnitResult:
     kept[rows] = False
     files: list[FileRecord] = []
     if kept.any():
-        files.append(write_parquet(root, f"{DATA_FOLDER}/{unit.name}.parquet", _take(batch.table, np.flatnonzero(kept))))
+        table = _take(batch.table, np.flatnonzero(kept))
+        files.append(write_parquet(root, f"{DATA_FOLDER}/{unit.name}.parquet", table))
     if len(rows):
         removed = removed_table(batch.table.take(rows), decisions, context)
         files.append(write_parquet(root, f"{REMOVED_FOLDER}/{unit.name}.parquet", removed))

@@ -205,7 +205,6 @@ def _shingle_batch(
         kind = WORDS
         if unspaced > 0 and unspaced >= char_share * _count_letters(data, begin, end, flags):
             kind = CHARACTERS
-        salt = np.uint64(0)
         if kind == CHARACTERS:
             count = _character_units(data, begin, end, flags, units)
         elif count == 0:
@@ -252,7 +251,7 @@ def shingle_sets(
     *,
     ngram_size: int = 5,
     char_ngram_size: int = 5,
-    char_share: float = 0.1,
+    char_share: float = 0.05,
 ) -> ShingleSets:
     """Return the shingle set of every document of a batch.
 
