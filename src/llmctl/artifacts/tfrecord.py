@@ -12,8 +12,9 @@ buffer: ``message Example { Features features = 1; }``, ``Features { map<string,
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,10 +62,6 @@ def varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _varint_bytes(value: int) -> int:
-    return max(1, -(-value.bit_length() // 7))
-
-
 def _field(number: int, data: bytes) -> bytes:
     return bytes((number << 3 | 2,)) + varint(len(data)) + data
 
@@ -92,16 +89,6 @@ def join_example(entries: bytes, name: str, value: bytes) -> bytes:
     The value is the tail of the result, so that its position in a file is known without parsing.
     """
     return _field(1, entries + _entry(name, value))
-
-
-def example_bytes(head: int, name_bytes: int, value_bytes: int) -> int:
-    """Return the size of an Example whose other features take `head` bytes and whose last feature is a bytes value."""
-    size = value_bytes
-    for _ in range(3):  # BytesList.value, Feature.bytes_list, map value
-        size += 1 + _varint_bytes(size)
-    size += 1 + _varint_bytes(name_bytes) + name_bytes
-    size += 1 + _varint_bytes(size) + head
-    return 1 + _varint_bytes(size) + size
 
 
 def decode_example(data: bytes | memoryview) -> dict[str, Any]:
@@ -245,15 +232,6 @@ def iterate_records(buffer: np.ndarray) -> Iterator[Span]:
 
 def map_file(path: Any) -> np.ndarray:
     """Map a file read-only as uint8 (an empty file gives an empty array)."""
-    import os
-
     if os.path.getsize(path) == 0:
         return np.zeros(0, np.uint8)
     return np.memmap(path, np.uint8, mode="r").view(np.ndarray)
-
-
-def write_records(out: Any, records: Iterable[bytes]) -> None:
-    """Write framed records to an open file."""
-    for data in records:
-        for piece in frame(data):
-            out.write(piece)
