@@ -70,7 +70,7 @@ def _show_artifact(path: Path, head: int, verify: bool) -> None:
         f"{path}: {manifest.kind} ({KINDS[manifest.kind].description})",
         f"  written by llmctl {manifest.stage}, version {manifest.tool_version}, schema {manifest.schema_version}"
         + (f", {run['ended']}" if isinstance(run.get("ended"), str) else ""),
-        f"  {len(manifest.files):,} files, {_size(sum(file.bytes for file in manifest.files))}"
+        f"  {_count(len(manifest.files), 'file')}, {_size(sum(file.bytes for file in manifest.files))}"
         f", fingerprint {manifest.fingerprint[:16]}",
         *_statistics_lines(manifest.statistics),
         "made from:" if ancestors else "made from nothing that it names",
@@ -96,7 +96,7 @@ def _show_artifact(path: Path, head: int, verify: bool) -> None:
         **({"documents": documents} if documents else {}),
     )
     if damaged:
-        raise RunFailed(f"{path} is damaged: {damaged[0]}", "make the folder again, or copy it again")
+        raise RunFailed(_harmless(f"{path} is damaged: {damaged[0]}"), "make the folder again, or copy it again")
 
 
 def _verify(manifest: Manifest) -> list[str]:
@@ -122,7 +122,7 @@ def _statistics_lines(statistics: dict[str, Any]) -> list[str]:
                     f"  {name}: " + ", ".join(f"{key} {_number(item)}" for key, item in shown[:MAX_ROWS]) + more
                 )
         elif isinstance(value, list):
-            lines.append(f"  {name}: {len(value):,} rows (--json prints them)")
+            lines.append(f"  {name}: {_count(len(value), 'row')} (--json prints them)")
         else:
             lines.append(f"  {name}: {_number(value)}")
     return lines
@@ -153,7 +153,7 @@ def _ancestor_lines(ancestors: list[Ancestor], indent: str = "  ") -> list[str]:
         made = f", by {ancestor.stage}" if ancestor.stage else ""
         size = ""
         if ancestor.num_files is not None:
-            size = f", {ancestor.num_files:,} files, {_size(ancestor.bytes or 0)}"
+            size = f", {_count(ancestor.num_files, 'file')}, {_size(ancestor.bytes or 0)}"
         state = {
             "matches": "",
             "changed": " — has changed since",
@@ -170,7 +170,7 @@ def _checksum_lines(manifest: Manifest, damaged: list[str] | None) -> list[str]:
     if damaged is None:
         return ["checksums: not read (--no-verify)"]
     if not damaged:
-        return [f"checksums: all {len(manifest.files):,} files hold"]
+        return [f"checksums: all hold ({_count(len(manifest.files), 'file')})"]
     return [f"checksums: {len(damaged):,} of {len(manifest.files):,} files are damaged", *(f"  {it}" for it in damaged)]
 
 
@@ -203,7 +203,7 @@ def _show_unfinished(path: Path) -> None:
     units = sum(1 for _ in (path / STATE_FOLDER / UNITS_FOLDER).glob("*.json"))
     lines = [
         f"{path}: unfinished ({kind}, being written by llmctl {stage})",
-        f"  {units:,} units of work are done",
+        f"  {_count(units, 'unit')} of work done",
         f"  the same `llmctl {stage}` command again goes on from there",
     ]
     console.result(
@@ -231,14 +231,14 @@ def _show_model(path: Path) -> None:
         try:
             count, size = _count_tensors(file)
             tensors, parameters = tensors + count, parameters + size
-        except ValueError as failure:
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as failure:
             problems.append(f"{file.name}: {failure}")
     names = ", ".join(config.get("architectures") or [str(config.get("model_type", "?"))])
     sizes = {key: config[key] for key in _MODEL_KEYS if key in config}
     has_tokenizer = any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
     lines = [
         f"{path}: a Hugging Face model folder ({names})",
-        f"  {parameters:,} parameters in {tensors:,} tensors",
+        f"  {_count(parameters, 'parameter')} in {_count(tensors, 'tensor')}",
         *(f"  {key}: {value}" for key, value in sizes.items()),
         f"  tokenizer: {'yes' if has_tokenizer else 'no'}",
         *(f"  damaged: {problem}" for problem in problems),
@@ -303,7 +303,7 @@ def _show_raw(path: Path, head: int, text_field: str) -> None:
     for item in summary.formats:
         name = f"{item.format} ({item.compression})" if item.compression else item.format
         fields = f"; fields of the first record: {', '.join(item.fields)}" if item.fields else ""
-        lines.append(f"  {name}: {item.num_files:,} files, {_size(item.bytes)}, such as {item.example}{fields}")
+        lines.append(f"  {name}: {_count(item.num_files, 'file')}, {_size(item.bytes)}, such as {item.example}{fields}")
     for file, error in summary.unreadable[:MAX_ROWS]:
         lines.append(f"  not readable: {file}: {error}")
     if len(summary.unreadable) > MAX_ROWS:
@@ -322,7 +322,9 @@ def _show_raw(path: Path, head: int, text_field: str) -> None:
         item for item in summary.formats if item.fields and text_field not in item.fields and "." not in text_field
     ]
     if named and not any(text_field in item.fields for item in summary.formats):
-        console.warning(f"no file has a field `{text_field}`", f"name the one to read: {', '.join(named[0].fields)}")
+        console.warning(
+            f"no file has a field `{text_field}`", _harmless(f"name the one to read: {', '.join(named[0].fields)}")
+        )
 
 
 def _first_documents(source: Any, options: Any, count: int) -> list[dict[str, Any]]:
@@ -355,6 +357,10 @@ def _harmless(text: str) -> str:
         return character.encode("unicode_escape").decode("ascii")
 
     return "".join(map(shown, text))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _size(count: int) -> str:
