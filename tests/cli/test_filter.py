@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -126,3 +131,31 @@ def test_a_dry_run_tells_what_would_be_done(raw: Path, tmp_path: Path, capsys: p
 def test_help_loads_quickly_and_names_the_presets_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["filter", "--help"]) == 0
     assert "--preset" in capsys.readouterr().out
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "llmctl", "filter", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+
+
+def test_ctrl_c_ends_with_status_75_and_the_same_command_goes_on(raw: Path, tmp_path: Path) -> None:
+    line = (raw / "town.jsonl").read_text()
+    (raw / "town.jsonl").write_text(line * 40)
+    arguments = [str(raw), str(tmp_path / "out"), "--workers", "1", "--set", "read.block_bytes=1100"]
+    process = start(*arguments)
+    units = tmp_path / "out/_state/units"
+    while process.poll() is None and not (units.is_dir() and len(list(units.iterdir())) >= 2):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    _, talk = process.communicate(timeout=60)
+    assert process.returncode == 75, talk
+    assert "the same command goes on" in talk
+    assert run(["filter", *arguments]) == 0
+
+
+def test_a_reader_of_stdout_that_leaves_is_no_failure(raw: Path, tmp_path: Path) -> None:
+    process = start(str(raw), str(tmp_path / "out"), "--workers", "1")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert (tmp_path / "out/manifest.json").is_file()

@@ -32,6 +32,8 @@ COMMANDS = (
 
 # The base class of every mistake that the parser finds; BadParameter is the public name in that family.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+# What the parser's library makes of Ctrl-C before we see it; no command of ours ends with it.
+_STATUS_OF_CTRL_C = 130
 
 
 def _version(value: bool) -> None:
@@ -81,6 +83,8 @@ def _run(arguments: Sequence[str]) -> int:
     app = build_app()
     try:
         status = app(list(arguments), standalone_mode=False)
+        if status == _STATUS_OF_CTRL_C:
+            raise KeyboardInterrupt
         sys.stdout.flush()
         return int(status) if isinstance(status, int) else ExitStatus.DONE
     except _UsageError as failure:
@@ -90,11 +94,21 @@ def _run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail(Interrupted("stopped", "the same command goes on from the last finished block or checkpoint"))
     except BrokenPipeError:
-        # The reader of stdout went away (`llmctl … | head`); keep the interpreter from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitStatus.DONE
+        return _reader_left()
+    except SystemExit as ending:
+        # The parser ends the process by itself when the reader of stdout went away.
+        if isinstance(ending.__context__, BrokenPipeError):
+            return _reader_left()
+        raise
     except MemoryError:
         return _fail(RunFailed("out of memory", "use fewer --workers, or a machine with more memory"))
+
+
+def _reader_left() -> int:
+    """End well when the reader of stdout went away (`llmctl … | head`)."""
+    # Keep the interpreter from complaining at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitStatus.DONE
 
 
 def _fail(failure: LlmctlError) -> int:
