@@ -131,7 +131,7 @@ class Accounting:
             )
             for kind, _ in largest:
                 if kind.startswith("no field ") and kind in examples:
-                    console.warning(examples[kind], "--text-field names the field that holds the text")
+                    console.warning(examples[kind], "name the field that holds the text: --set read.text_field=NAME")
         for what, totals in (("source", self._totals(0)), ("language", self._totals(1))):
             for name, counts in sorted(totals.items()):
                 if counts["in"] >= ALARM_MIN_RECORDS and counts["kept"] < ALARM_KEPT_SHARE * counts["in"]:

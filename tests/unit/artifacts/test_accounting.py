@@ -61,7 +61,7 @@ def test_warnings_name_invalid_records_and_vanished_sources(capsys):
     total.warn()
     said = capsys.readouterr().err
     assert "2 of 2 records are invalid (2 × no field `text`)" in said
-    assert "the fields are body, url" in said and "--text-field" in said
+    assert "the fields are body, url" in said and "--set read.text_field=" in said
     assert "source `rare` is nearly wiped out: 1 of 100" in said
     assert "language `mn` is nearly wiped out" in said
     assert "`web`" not in said

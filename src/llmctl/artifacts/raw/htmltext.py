@@ -19,7 +19,7 @@ from llmctl.artifacts.raw.pieces import RecordFault
 
 # Seconds of processor time for one page; set before the first page is read.
 CPU_LIMIT_VARIABLE = "LLMCTL_HTML_CPU_S"
-DEFAULT_CPU_LIMIT_S = 20
+DEFAULT_CPU_LIMIT_S = 10
 MEMORY_LIMIT_BYTES = 8 << 30
 _HEADER = struct.Struct("<QQ")
 _OK, _FAILED = 0, 1
