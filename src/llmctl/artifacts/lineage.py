@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmctl.artifacts.inputs import RAW
+from llmctl.artifacts.files import printable_path
+from llmctl.artifacts.inputs import RAW, list_raw_files
 from llmctl.artifacts.manifest import MANIFEST_NAME, Manifest, read_manifest, read_run
 from llmctl.errors import UserError
 
@@ -103,11 +104,11 @@ def _where(place: Path, folder: Path) -> Path:
 
 
 def _same_sizes(path: Path, files: list[dict[str, Any]]) -> bool:
-    root = path.parent if path.is_file() else path
     try:
-        return all((root / str(file["path"])).stat().st_size == file["bytes"] for file in files)
-    except (OSError, KeyError, ValueError):
+        present = {printable_path(file.path): file.bytes for file in list_raw_files(path)}
+    except UserError:
         return False
+    return present == {str(file.get("path")): file.get("bytes") for file in files}
 
 
 def _follow(ancestor: Ancestor, depth: int) -> None:

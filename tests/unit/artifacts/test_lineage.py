@@ -30,6 +30,7 @@ def make(output, source, stage):
 def chain(tmp_path):
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "a.txt").write_text("a")
+    (tmp_path / "raw" / os.fsdecode(b"not-utf8-\xff.txt")).write_text("b")
     make(tmp_path / "clean", tmp_path / "raw", "filter")
     return make(tmp_path / "unique", tmp_path / "clean", "dedup")
 
@@ -46,7 +47,7 @@ def states(folder):
 def test_the_chain_leads_back_to_the_raw_files(chain):
     assert states(chain) == [("clean", "matches"), ("raw", "matches")]
     (clean,) = trace(read_manifest(chain), chain)
-    assert clean.stage == "filter" and clean.inputs[0].num_files == 1 and clean.inputs[0].bytes == 1
+    assert clean.stage == "filter" and clean.inputs[0].num_files == 2 and clean.inputs[0].bytes == 2
     assert clean.to_mapping()["inputs"][0]["kind"] == "raw"
 
 
@@ -61,6 +62,9 @@ def test_an_input_that_was_made_again_differently_has_changed(chain, tmp_path):
 
 
 def test_raw_files_that_changed_in_size_or_are_gone(chain, tmp_path):
+    (tmp_path / "raw" / "b.txt").write_text("one more")
+    assert states(chain)[-1] == ("raw", "changed")
+    (tmp_path / "raw" / "b.txt").unlink()
     (tmp_path / "raw" / "a.txt").write_text("longer")
     assert states(chain)[-1] == ("raw", "changed")
     shutil.rmtree(tmp_path / "raw")
