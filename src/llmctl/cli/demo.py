@@ -31,7 +31,6 @@ def command(
     the command you would type, and ends with a table, samples before and after alignment, and one HTML page.
     """
     console.configure(json_output=json_output, quiet=quiet)
-    from llmctl.demo.report import run_report
     from llmctl.demo.run import run_demo, write_inputs
 
     if only_inputs:
@@ -40,4 +39,6 @@ def command(
         return
     if not only_report:
         run_demo(folder)
+    from llmctl.demo.report import run_report
+
     run_report(folder)
