@@ -1,0 +1,286 @@
+"""What every training stage shares: records, progress, validation, checkpoints, signals, export."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmctl import console
+from llmctl.config.schema import to_mapping
+from llmctl.errors import Interrupted, RunFailed
+from llmctl.training.checkpoint import CheckpointStore, find_checkpoint, read_checkpoint
+from llmctl.training.config import TrainingConfig
+from llmctl.training.distributed import World
+from llmctl.training.engines.base import Engine, Loss, StepReport
+from llmctl.training.records import EVENTS, METRICS, TENSORBOARD, VALIDATION, JsonLines, TensorBoard, memory_bytes
+from llmctl.training.schedule import learning_rate
+from llmctl.training.signals import StopRequest, stop_requests
+
+Batch = dict[str, torch.Tensor]
+# Steps in a row with a gradient that is not finite, after which a run is given up. fp16 needs some to find its scale.
+MAX_BAD_STEPS = {"fp16": 40}
+DEFAULT_MAX_BAD_STEPS = 5
+
+
+@dataclass
+class Job:
+    """What a training function gets in each process.
+
+    Attributes:
+        root: the run's folder.
+        sources: input folders by role.
+        world: the processes of the run.
+    """
+
+    root: Path
+    stage: str
+    config: Any
+    sources: dict[str, Path]
+    world: World = field(default_factory=World)
+
+
+class TrainingRun:
+    """One run in one process: keeps records, makes checkpoints, goes on from them.
+
+        with TrainingRun(job, {"model": engine}, label="pretrain") as run:
+            fit(run, engine, loss, micro_batches)
+
+    Attributes:
+        step: the last finished step.
+        total_steps: the last step of the run.
+        tokens: tokens that the finished steps were trained on.
+        state: the stage's own plain JSON values; saved in every checkpoint, there again after a resume.
+    """
+
+    def __init__(self, job: Job, engines: Mapping[str, Engine], *, label: str, total_steps: int | None = None) -> None:
+        self.job, self.world, self.engines, self.label = job, job.world, dict(engines), label
+        self.config: TrainingConfig = job.config
+        self.total_steps = total_steps if total_steps is not None else self.config.steps
+        self.step, self.tokens = 0, 0
+        self.state: dict[str, Any] = {}
+        self.store = CheckpointStore(job.root, self.config.keep_checkpoints, self.world)
+        self._metrics, self._validation = JsonLines(job.root / METRICS), JsonLines(job.root / VALIDATION)
+        self._events = JsonLines(job.root / EVENTS / f"rank-{self.world.rank}.jsonl")
+        self._saved_step = -1
+        self._bad_steps = 0
+        self._board: TensorBoard | None = None
+        self._progress: Any = None
+        self._stop = StopRequest()
+        self._signals: Any = None
+
+    # -- begin and end ---------------------------------------------------------------------------------------
+
+    def __enter__(self) -> TrainingRun:
+        self._signals = stop_requests()
+        self._stop = self._signals.__enter__()
+        try:
+            self._restore()
+            if self.world.is_main:
+                for lines in (self._metrics, self._validation):
+                    lines.cut_after(self.step)
+                self._board = TensorBoard(self.job.root / TENSORBOARD, self.config.tensorboard, self.step + 1)
+                self._progress = console.progress(self.label, self.total_steps, "steps").__enter__()
+                self._progress.advance(self.step)
+            self._events.cut_after(self.step)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for lines in (self._metrics, self._validation, self._events):
+            lines.close()
+        if self._board is not None:
+            self._board.close()
+        if self._progress is not None:
+            self._progress.close()
+        self._signals.__exit__(None, None, None)
+
+    def _restore(self) -> None:
+        checkpoint = self.store.newest()
+        if checkpoint is None and self.config.resume_from:
+            checkpoint = read_checkpoint(find_checkpoint(Path(self.config.resume_from)))
+            self._say(f"{self.label}: starts from {checkpoint.folder}, after step {checkpoint.step}")
+        elif checkpoint is not None:
+            self._say(f"{self.label}: goes on after step {checkpoint.step}")
+        if checkpoint is None:
+            return
+        for name, engine in self.engines.items():
+            engine.load(checkpoint.folder / name)
+        self.step = self._saved_step = checkpoint.step
+        self.tokens = int(checkpoint.state.get("tokens", 0))
+        self.state = dict(checkpoint.state.get("stage", {}))
+        if checkpoint.folder.parent != self.store.folder:
+            self._saved_step = -1
+
+    def _say(self, message: str) -> None:
+        if self.world.is_main:
+            console.info(message)
+
+    # -- records ---------------------------------------------------------------------------------------------
+
+    def record(
+        self,
+        step: int,
+        report: StepReport,
+        lr: float,
+        tokens: int,
+        step_time_s: float,
+        data_time_s: float = 0.0,
+        **extra: Any,
+    ) -> None:
+        """Write the metrics of a finished step.
+
+        Args:
+            tokens: tokens of the step, over all processes.
+            step_time_s: wall-clock time of the whole step.
+            data_time_s: time that this process waited for data.
+            extra: further numbers of the stage.
+
+        Raises:
+            RunFailed: the gradient was not finite for too many steps in a row.
+        """
+        self.step, self.tokens = step, self.tokens + tokens
+        seconds = {f"{phase}_s": value for phase, value in report.seconds.items()}
+        times = {"step_time_s": step_time_s, "data_time_s": data_time_s, **seconds}
+        self._events.write({"step": step, "time": time.time(), **times})
+        if self.world.is_main:
+            line = {
+                "step": step,
+                "loss": report.loss,
+                "grad_norm": report.grad_norm,
+                "lr": lr,
+                "tokens": self.tokens,
+                "tokens_per_s": tokens / max(step_time_s, 1e-9),
+                **times,
+                "memory_bytes": memory_bytes(self.world.device),
+                **report.metrics,
+                **extra,
+            }
+            if report.skipped:
+                line["skipped"] = True
+            self._metrics.write(line)
+            if self._board is not None:
+                self._board.scalars("train", line, step)
+            if self._progress is not None:
+                detail = f"loss {report.loss:.4f}, {line['tokens_per_s']:,.0f} tokens/s"
+                self._progress.advance(1, detail)
+        self._count_bad(step, report)
+
+    def _count_bad(self, step: int, report: StepReport) -> None:
+        self._bad_steps = self._bad_steps + 1 if report.skipped else 0
+        if self._bad_steps >= MAX_BAD_STEPS.get(self.config.precision, DEFAULT_MAX_BAD_STEPS):
+            raise RunFailed(
+                f"the gradient was not finite in steps {step - self._bad_steps + 1} to {step}; those updates were "
+                f"left out (loss {report.loss:g})",
+                f"lower --lr, or look at the data of these steps; `llmctl diagnose {self.job.root}` says more",
+            )
+
+    def validated(self, step: int, loss: float, *, tokens: float, num_bytes: float = 0.0, **extra: Any) -> None:
+        """Write a validation result.
+
+        Args:
+            loss: mean negative log-likelihood in nats per token.
+            tokens: tokens that it is the mean of.
+            num_bytes: UTF-8 bytes of their text, for bits per byte; 0 if unknown.
+        """
+        if not self.world.is_main:
+            return
+        line = {"step": step, "loss": loss, "perplexity": math.exp(min(loss, 700.0)), "tokens": tokens, **extra}
+        if num_bytes:
+            line["bits_per_byte"] = loss * tokens / math.log(2) / num_bytes
+        self._validation.write(line)
+        if self._board is not None:
+            self._board.scalars("validation", line, step)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------
+
+    def end_of_step(self) -> None:
+        """Make a checkpoint where one is due; stop if a signal has asked any process to.
+
+        Raises:
+            Interrupted: stopped by a signal, with the state saved.
+        """
+        (asked,) = self.world.maximum([float(bool(self._stop))])
+        due = self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0
+        if due or asked or self.step == self.total_steps:
+            self.checkpoint()
+        if asked and self.step < self.total_steps:
+            saved = self._saved_step == self.step
+            raise Interrupted(
+                f"stopped by a signal after step {self.step}"
+                + ("" if saved else f"; the last checkpoint is of step {max(self._saved_step, 0)}"),
+                "the same command goes on from the last checkpoint",
+            )
+
+    def checkpoint(self) -> None:
+        """Save every engine and the state of the run, unless this step is saved already."""
+        if self._saved_step == self.step:
+            return
+        state = {"step": self.step, "tokens": self.tokens, "stage": self.state}
+        if self.store.save(self.step, self.engines, state, to_mapping(self.config, identity_only=True)):
+            self._saved_step = self.step
+
+    def stop_asked(self) -> bool:
+        """Tell whether a signal has asked this process to stop (others may not know yet)."""
+        return bool(self._stop)
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Make torch's generators a function of (seed, step, rank), so that there is no generator state to save."""
+    torch.manual_seed((seed * 1_000_003 + step) * 65_537 + rank)
+
+
+def fit(
+    run: TrainingRun,
+    engine: Engine,
+    loss: Loss,
+    micro_batches: Callable[[int], Sequence[Batch]],
+    *,
+    validate: Callable[[int], bool | None] | None = None,
+    validate_every: int = 0,
+) -> None:
+    """Train to the last step.
+
+    Args:
+        micro_batches: this replica's micro-batches of a step, a pure function of the step; called one step ahead
+            in another thread.
+        validate: called every `validate_every` steps and after the last; True ends the run early.
+
+    Raises:
+        Interrupted: stopped by a signal, with the state saved.
+    """
+    config = run.config
+    if run.state.get("stopped_early"):
+        run.total_steps = run.step
+    if run.step >= run.total_steps:
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="data") as pool:
+        upcoming = pool.submit(micro_batches, run.step + 1)
+        for step in range(run.step + 1, run.total_steps + 1):
+            started = time.perf_counter()
+            batches = upcoming.result()
+            waited = time.perf_counter() - started
+            if step < run.total_steps:
+                upcoming = pool.submit(micro_batches, step + 1)
+            seed_step(config.seed, step, run.world.rank)
+            lr = learning_rate(config, step)
+            report = engine.step(batches, loss, lr)
+            tokens = sum(batch["input_ids"].numel() for batch in batches) * engine.data_parallel_size
+            run.record(step, report, lr, tokens, time.perf_counter() - started, waited)
+            last = step == run.total_steps
+            stop = False
+            if validate is not None and (last or (validate_every and step % validate_every == 0)):
+                stop = bool(validate(step))
+            if stop:
+                run.total_steps, run.state["stopped_early"] = step, True
+            run.end_of_step()
+            if stop:
+                return
