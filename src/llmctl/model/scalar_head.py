@@ -90,6 +90,17 @@ def score_last(model: ScalarModel, input_ids: torch.Tensor, lengths: torch.Tenso
     return values.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1)
 
 
+def scalar_config_keys(config: ModelConfig) -> dict[str, Any]:
+    """Return the keys of ``config.json`` that make transformers read a folder as a scalar model."""
+    causal = str(exported_config(config)["architectures"][0])
+    return {
+        "architectures": [causal.replace("ForCausalLM", "ForSequenceClassification")],
+        "id2label": {"0": "score"},
+        "label2id": {"score": 0},
+        "num_labels": 1,
+    }
+
+
 def save_scalar_model(
     model: ScalarModel, folder: Path | str, tokenizer_folder: Path | str | None = None
 ) -> list[FileRecord]:
@@ -99,14 +110,7 @@ def save_scalar_model(
         The files written, with paths relative to `folder`.
     """
     weights = [(name, parameter.detach()) for name, parameter in model.logical_parameters()]
-    causal = str(exported_config(model.config)["architectures"][0])
-    extra = {
-        "architectures": [causal.replace("ForCausalLM", "ForSequenceClassification")],
-        "id2label": {"0": "score"},
-        "label2id": {"score": 0},
-        "num_labels": 1,
-        BIAS_KEY: model.bias,
-    }
+    extra = {**scalar_config_keys(model.config), BIAS_KEY: model.bias}
     return save_weights(model.config, weights, folder, tokenizer_folder, extra)
 
 

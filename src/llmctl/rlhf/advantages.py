@@ -6,6 +6,8 @@ to the state before it. Entries outside the response (mask False) are zero and c
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 
 
@@ -61,14 +63,29 @@ def advantages_and_returns(
     return advantages, (advantages + values) * counted
 
 
-def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return values with mean 0 and variance 1 over the response tokens of the whole batch, 0 elsewhere."""
-    count = int(mask.sum())
+def whiten(
+    parts: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    total: Callable[[Sequence[float]], Sequence[float]] = lambda sums: sums,
+) -> list[torch.Tensor]:
+    """Return values with mean 0 and variance 1 over the response tokens of the whole update, 0 elsewhere.
+
+    Args:
+        parts: (values, mask) of each micro-batch.
+        total: adds sums over all processes, so that every process whitens alike.
+    """
+    chosen = [values[mask].double() for values, mask in parts]
+    count, plain, squares = total(
+        [
+            float(sum(part.numel() for part in chosen)),
+            float(sum(part.sum() for part in chosen)),
+            float(sum(part.square().sum() for part in chosen)),
+        ]
+    )
     if count < 2:
-        return values.masked_fill(~mask, 0.0)
-    chosen = values[mask]
-    centred = (values - chosen.mean()) * torch.rsqrt(chosen.var(unbiased=False) + 1e-8)
-    return centred.masked_fill(~mask, 0.0)
+        return [values.masked_fill(~mask, 0.0) for values, mask in parts]
+    mean = plain / count
+    scale = (max(squares / count - mean * mean, 0.0) + 1e-8) ** -0.5
+    return [((values - mean) * scale).masked_fill(~mask, 0.0) for values, mask in parts]
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> float:

@@ -77,19 +77,22 @@ def test_padding_changes_nothing() -> None:
     padded = advantages_and_returns(*example(7), 1.0, 0.95)
     for first, second in zip(plain, padded, strict=True):
         assert torch.equal(first, second[:, :6]) and not second[:, 6:].any()
-    assert torch.allclose(whiten(plain[0], example()[2]), whiten(padded[0], example(7)[2])[:, :6])
+    (first,), (second,) = whiten([(plain[0], example()[2])]), whiten([(padded[0], example(7)[2])])
+    assert torch.allclose(first, second[:, :6])
 
 
 def test_whitening_counts_response_tokens_only() -> None:
     rewards, values, mask = example()
     values = values + 1000.0 * ~mask  # whatever stands outside must not matter
-    white = whiten(values, mask)
+    (white,) = whiten([(values, mask)])
     assert float(white[mask].mean()) == pytest.approx(0.0, abs=1e-9)
     assert float(white[mask].var(unbiased=False)) == pytest.approx(1.0, abs=1e-6)
     assert not white[~mask].any()
     single = torch.zeros_like(mask)
     single[0, 2] = True
-    assert torch.isfinite(whiten(rewards, single)).all()
+    assert torch.isfinite(whiten([(rewards, single)])[0]).all()
+    halves = whiten([(values[:2], mask[:2]), (values[2:], mask[2:])])
+    assert torch.allclose(torch.cat(halves), white), "micro-batches must not be whitened one by one"
 
 
 def test_explained_variance() -> None:
