@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from pathlib import PurePosixPath
@@ -60,7 +61,7 @@ def text_error(record: dict[str, Any], name: str, value: Any) -> str:
 
 def no_field(name: str, present: Any) -> str:
     """Return the error of a record without its text, with the fields that it has instead."""
-    fields = [str(field) for field in present]
+    fields = [str(field)[:60] for field in present]
     shown = ", ".join(sorted(fields)[:12]) + (", …" if len(fields) > 12 else "")
     return f"no field `{name}`: the fields are {shown}" if fields else f"no field `{name}`: the record is empty"
 
@@ -80,13 +81,22 @@ def may_be_inexact(dumped: bytes) -> bool:
 
 
 def dump_json(value: Any) -> bytes:
-    """Write a value as JSON: integers of any size stay exact, NaN and infinity become null, unknown types text."""
+    """Write a value as JSON: integers of any size stay exact, NaN and infinity become null, bytes base64.
+
+    Raises:
+        UnicodeEncodeError: a string holds a lone surrogate.
+    """
     import orjson
 
     try:
-        return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS)
+        return orjson.dumps(value, default=_plain, option=orjson.OPT_NON_STR_KEYS)
     except TypeError:
-        return json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"), default=str).encode("utf-8")
+        return json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"), default=_plain).encode("utf-8")
+
+
+def _plain(value: Any) -> str:
+    """Return what JSON has no type for (bytes of a table, decimals, durations) as text."""
+    return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else str(value)
 
 
 def _finite(value: Any) -> Any:
@@ -160,6 +170,7 @@ class Columns:
 
     def reject(self, error: str, line: int | None = None, offset: int | None = None, head: bytes = b"") -> None:
         """Note a record that cannot be read."""
+        error = error.encode("utf-8", "replace").decode("utf-8")  # a part of it may come from the input
         self.invalid.append(InvalidRecord(self.path, error, line, offset, head[:HEAD_BYTES]))
 
     def flush_if_large(self) -> None:

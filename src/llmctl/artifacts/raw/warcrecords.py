@@ -214,7 +214,8 @@ def _add_record(record: Any, offset: int, columns: Columns) -> None:
         "date": headers.get("WARC-Date"),
         "title": title,
     }
-    columns.add({name: value for name, value in fields.items() if value}, text, f"#{offset}")
+    known = {name: str(value).encode("utf-8", "replace").decode() for name, value in fields.items() if value}
+    columns.add(known, text, f"#{offset}")
 
 
 def _body(record: Any, limit: int) -> bytes:
