@@ -27,7 +27,7 @@ def command(
     run: Annotated[
         Path | None,
         typer.Argument(
-            help="A run's folder (finished or not), a trainer_state.json, TensorBoard event files, or a CSV of step,loss."
+            help="A run's folder (finished or not), trainer_state.json, TensorBoard event files, or a CSV of step,loss."
         ),
     ] = None,
     output: Annotated[
@@ -98,6 +98,6 @@ def _print(diagnosis: Diagnosis) -> None:
         lines += [f"{position}. {finding.rule}: {finding.cause}", f"   fix: {finding.fix}"]
     lines.append(diagnosis.verdict)
     if diagnosis.not_judged:
-        missing = sorted({need for needs in diagnosis.not_judged.values() for need in needs})
-        console.info(f"{len(diagnosis.not_judged)} rules had too little to judge by ({', '.join(missing)} not logged)")
+        missing = sorted({need.partition(" or ")[0] for needs in diagnosis.not_judged.values() for need in needs})
+        console.info(f"{len(diagnosis.not_judged)} rules could not judge: the run did not log {', '.join(missing)}")
     console.result("\n".join(lines), **diagnosis.to_mapping())

@@ -11,8 +11,8 @@ from llmctl.diagnosis.columns import Columns
 from llmctl.diagnosis.evidence import Evidence
 from llmctl.diagnosis.statistics import Array
 
-OWN_PARTS = ("data_time_s", "forward_s", "backward_s", "update_s")
 FIRST_STEPS = 3  # compilation and cold caches
+PARTS = ("data_time_s", "forward_s", "backward_s", "update_s", "communication_s")
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,35 @@ class RankTimes:
     Attributes:
         ranks: their numbers, in the order of the rows below.
         steps: the steps that all of them logged, the first few left out.
-        own: seconds of each rank's own work, shape (ranks, steps).
-        communication: seconds in communication, same shape; None if it was not logged.
-        parts: the parts of `own`, each of that shape.
+        parts: seconds by part, each of shape (ranks, steps).
     """
 
     ranks: list[int]
     steps: NDArray[np.int64]
-    own: Array
-    communication: Array | None
     parts: dict[str, Array]
+
+    def total(self, *names: str) -> Array:
+        """Return the sum of those of the named parts that were logged, shape (ranks, steps)."""
+        known = [self.parts[name] for name in names if name in self.parts]
+        return np.sum(known, axis=0) if known else np.zeros((len(self.ranks), len(self.steps)))
+
+    def splits(self) -> list[tuple[Array, Array]]:
+        """Return (own work, time in which a rank may be waiting for others), under each reading of the log.
+
+        Gradients are often exchanged during the backward pass, which then holds the waiting of the fast ranks; so the
+        first reading counts `backward_s` as waiting, the second one as work.
+        """
+        readings = []
+        if "forward_s" in self.parts or "data_time_s" in self.parts:
+            readings.append(
+                (self.total("data_time_s", "forward_s", "update_s"), self.total("backward_s", "communication_s"))
+            )
+        if "communication_s" in self.parts and ("backward_s" in self.parts or "forward_s" in self.parts):
+            own = self.total("data_time_s", "forward_s", "backward_s", "update_s")
+            readings.append((own, self.parts["communication_s"]))
+        elif "communication_s" in self.parts and "step_time_s" in self.parts:
+            readings.append((self.parts["step_time_s"] - self.parts["communication_s"], self.parts["communication_s"]))
+        return [(np.maximum(own, 1e-9), waiting) for own, waiting in readings]
 
 
 def rank_times(evidence: Evidence) -> list[RankTimes]:
@@ -45,28 +64,17 @@ def rank_times(evidence: Evidence) -> list[RankTimes]:
 
 
 def _align(ranks: list[int], columns: list[Columns]) -> RankTimes | None:
-    shared = [name for name in OWN_PARTS if all(name in one for one in columns)]
-    talks = all("communication_s" in one for one in columns)
-    whole = all("step_time_s" in one for one in columns)
-    names = [*shared, *(["communication_s"] if talks else []), *(["step_time_s"] if whole else [])]
-    if not shared and not (whole and talks):
+    names = [name for name in (*PARTS, "step_time_s") if all(name in one for one in columns)]
+    if not names:
         return None
-    steps: NDArray[np.int64] | None = None
+    steps = columns[0].series(names[0]).finite().steps
     for one in columns:
         for name in names:
-            these = one.series(name).finite().steps
-            steps = these if steps is None else np.intersect1d(steps, these, assume_unique=True)
-    if steps is None or len(steps) <= FIRST_STEPS:
-        return None
+            steps = np.intersect1d(steps, one.series(name).finite().steps, assume_unique=True)
     steps = steps[FIRST_STEPS:]
-    table = {name: np.array([_at(one, name, steps) for one in columns]) for name in names}
-    parts = {name: table[name] for name in shared}
-    communication = table.get("communication_s")
-    if "forward_s" in parts or "backward_s" in parts or communication is None:
-        own = np.sum(list(parts.values()), axis=0)
-    else:
-        own = table["step_time_s"] - communication
-    return RankTimes(ranks, steps, np.maximum(own, 1e-9), communication, parts)
+    if not len(steps):
+        return None
+    return RankTimes(ranks, steps, {name: np.array([_at(one, name, steps) for one in columns]) for name in names})
 
 
 def _at(columns: Columns, name: str, steps: NDArray[np.int64]) -> Array:

@@ -159,6 +159,19 @@ def peak_lr(evidence: Evidence) -> float | None:
     return float(np.max(lr.values)) if len(lr) else None
 
 
+def lower_lr(evidence: Evidence) -> str:
+    """Return the advice to lower the learning rate, with a value: a third of the peak, and for Adam at most 3e-3.
+
+    A peak that is off by orders of magnitude is not put right by thirds: 3e-3 is about the most that small models
+    bear under Adam (Wortsman et al. 2023, arXiv 2309.14322, figure 1).
+    """
+    peak = peak_lr(evidence)
+    if not peak or peak < 0:
+        return "lower the learning rate"
+    proposed = peak / 3 if str(evidence.setting("optimizer")).lower() == "sgd" else min(peak / 3, 3e-3)
+    return f"lower the learning rate: --lr {proposed:.1g}"
+
+
 def lr_at(evidence: Evidence, step: int) -> float | None:
     """Return the learning rate at a step (the last one logged up to it)."""
     lr = evidence.series("lr")

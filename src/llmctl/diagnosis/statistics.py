@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,11 +69,11 @@ def block_medians(steps: Array, values: Array, max_blocks: int = MAX_BLOCKS) -> 
         return steps, values
     edges = np.linspace(0, count, max_blocks + 1).astype(np.int64)
     middles = np.add.reduceat(steps, edges[:-1]) / np.diff(edges)
-    medians = np.array([np.median(values[low:high]) for low, high in zip(edges[:-1], edges[1:], strict=True)])
+    medians = np.array([np.median(values[low:high]) for low, high in pairwise(edges)])
     return middles, medians
 
 
-def trend_of(steps: Array, values: Array, max_blocks: int = MAX_BLOCKS) -> Trend:
+def trend_of(steps: NDArray[Any], values: Array, max_blocks: int = MAX_BLOCKS) -> Trend:
     """Put a Theil–Sen line through block medians, with Kendall's test (Sen 1968; Mann 1945)."""
     x, y = block_medians(np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64), max_blocks)
     count = len(y)
@@ -118,9 +120,9 @@ def best_shift(values: Array, margin: int) -> Shift | None:
     # Coarse, then fine: quadratic cost is kept away from long runs.
     stride = max(1, (count - 2 * margin) // 64)
     candidates = np.arange(margin, count - margin + 1, stride)
-    best = min(candidates, key=lambda cut: _split_cost(values, int(cut)))
+    best = int(min(candidates.tolist(), key=lambda cut: _split_cost(values, cut)))
     fine = np.arange(max(margin, best - stride), min(count - margin, best + stride) + 1)
-    cut = int(min(fine, key=lambda place: _split_cost(values, int(place))))
+    cut = int(min(fine.tolist(), key=lambda place: _split_cost(values, place)))
     before, after = float(np.median(values[:cut])), float(np.median(values[cut:]))
     return Shift(cut, before, after, 1.0 - _split_cost(values, cut) / total)
 

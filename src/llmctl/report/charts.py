@@ -214,9 +214,7 @@ def parts_chart(
         y = 4 + 26 * position
         total = sum(value for _, value in parts)
         x = float(label_width)
-        drawn.append(
-            f'<text x="{label_width - 6}" y="{y + 15}" text-anchor="end">{escape(_short(label, 30))}</text>'
-        )
+        drawn.append(f'<text x="{label_width - 6}" y="{y + 15}" text-anchor="end">{escape(_short(label, 30))}</text>')
         for name, value in parts:
             share = value / total
             length = room * (share if relative else value / longest)
@@ -242,5 +240,7 @@ def _figure(title: str, parts: Sequence[str], width: int, height: int, legend: S
     )
     return (
         f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{escape(title)}">{"".join(parts)}</svg>' + (f'<p class="legend">{keys}</p>' if keys else "") + "</figure>"
+        f'aria-label="{escape(title)}">{"".join(parts)}</svg>'
+        + (f'<p class="legend">{keys}</p>' if keys else "")
+        + "</figure>"
     )

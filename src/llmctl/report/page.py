@@ -44,7 +44,8 @@ STYLE = (
     ".finding.critical{border-color:var(--critical)}.finding h3{margin:0;font-size:1rem}"
     ".tag{font-size:.8rem;font-weight:600;text-transform:uppercase;color:var(--warning)}"
     ".critical .tag{color:var(--critical)}.healthy{border-color:var(--good)}"
-    "dl{margin:.3rem 0;display:grid;grid-template-columns:max-content 1fr;gap:.1rem .8rem}dt{color:var(--faint)}dd{margin:0}"
+    "dl{margin:.3rem 0;display:grid;grid-template-columns:max-content 1fr;gap:.1rem .8rem}"
+    "dt{color:var(--faint)}dd{margin:0}"
     "pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--soft);padding:.5rem .7rem;margin:.2rem 0;"
     "border-radius:6px;font:13px/1.45 ui-monospace,monospace}"
     + "".join(f".c{position}{{--k:var(--c{position})}}" for position in range(len(_LIGHT)))
@@ -74,7 +75,7 @@ class Page:
 
     def paragraph(self, text: str, *, faint: bool = False) -> None:
         """Add a paragraph of plain text."""
-        self._parts.append('<p class="faint">' + escape(text) + '</p>' if faint else f'<p>{escape(text)}</p>')
+        self._parts.append('<p class="faint">' + escape(text) + "</p>" if faint else f"<p>{escape(text)}</p>")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Add a table; columns of numbers are right-aligned."""
@@ -107,14 +108,18 @@ class Page:
         severity = str(finding.get("severity", "warning"))
         step = finding.get("step")
         places = [f"step {step:,}"] if isinstance(step, int) else []
-        places += [f"{name} {finding[name]}" for name in ("rank", "layer", "module", "link") if finding.get(name) is not None]
+        places += [
+            f"{name} {finding[name]}" for name in ("rank", "layer", "module", "link") if finding.get(name) is not None
+        ]
         rows = "".join(
-            f"<dt>{name}</dt><dd>{escape(finding[name])}</dd>" for name in ("evidence", "cause", "fix") if finding.get(name)
+            f"<dt>{name}</dt><dd>{escape(finding[name])}</dd>"
+            for name in ("evidence", "cause", "fix")
+            if finding.get(name)
         )
         kind = "critical" if severity == "critical" else "warning"
         self._parts.append(
             f'<div class="finding {kind}"><h3><span class="tag">{escape(severity)}</span> '
-            f"{escape(finding.get('rule', '?'))} <span class=\"faint\">{escape(', '.join(places))}</span></h3>"
+            f'{escape(finding.get("rule", "?"))} <span class="faint">{escape(", ".join(places))}</span></h3>'
             f"<dl>{rows}</dl></div>"
         )
 

@@ -64,7 +64,7 @@ def ticks(low: float, high: float, *, log: bool = False, most: int = 6) -> list[
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
     first = math.ceil(low / step - 1e-9)
-    return [index * step for index in range(first, int(math.floor(high / step + 1e-9)) + 1)]
+    return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def tick_label(value: float) -> str:

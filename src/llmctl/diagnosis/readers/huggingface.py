@@ -43,7 +43,9 @@ def read_trainer_state(path: Path, named: Path) -> Evidence:
         state = json.loads(path.read_bytes())
         history = state["log_history"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{path} is not a trainer state that can be read", "it may be cut off: take the one before it") from None
+        raise UserError(
+            f"{path} is not a trainer state that can be read", "it may be cut off: take the one before it"
+        ) from None
     rows = [row for row in history if isinstance(row, dict)] if isinstance(history, list) else []
     # The closing row repeats averages over the whole run (train_loss, train_runtime, …).
     training = [row for row in rows if "train_runtime" not in row and not _is_validation(row)]

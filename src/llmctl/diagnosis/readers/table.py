@@ -25,9 +25,11 @@ def read_table(path: Path) -> Evidence:
         with open(path, encoding="utf-8-sig", newline="", errors="replace") as handle:
             delimiter = _delimiter(handle.readline())
             handle.seek(0)
-            lines = [line for line in csv.reader((line.replace("\0", "") for line in handle), delimiter=delimiter)]
+            lines = list(csv.reader((line.replace("\0", "") for line in handle), delimiter=delimiter))
     except (OSError, csv.Error) as failure:
-        raise UserError(f"cannot read {path} as a table: {failure}", "give a CSV with the columns step and loss") from None
+        raise UserError(
+            f"cannot read {path} as a table: {failure}", "give a CSV with the columns step and loss"
+        ) from None
     lines = [line for line in lines if any(cell.strip() for cell in line)]
     if not lines:
         raise UserError(f"{path} is empty", "give a CSV with the columns step and loss")
@@ -46,7 +48,9 @@ def read_table(path: Path) -> Evidence:
     evidence = Evidence(path, "CSV", metrics)
     if validation.by_name:
         evidence.validation["validation"] = validation
-    if not ({"loss", "grad_norm", "step_time_s", "tokens_per_s", "reward_mean"} & set(metrics.names) or validation.by_name):
+    if not (
+        {"loss", "grad_norm", "step_time_s", "tokens_per_s", "reward_mean"} & set(metrics.names) or validation.by_name
+    ):
         raise UserError(f"{path} has no column named loss", "name the columns in the first line: step,loss")
     if broken:
         evidence.notes.append(f"{path.name}: {broken} lines could not be read")

@@ -27,7 +27,7 @@ from llmctl.config.schema import Opt
 from llmctl.diagnosis.columns import Series
 from llmctl.diagnosis.evidence import Evidence
 from llmctl.diagnosis.findings import Finding, Severity
-from llmctl.diagnosis.ranks import RankTimes, rank_times
+from llmctl.diagnosis.ranks import PARTS, RankTimes, rank_times
 from llmctl.diagnosis.statistics import best_shift
 
 
@@ -42,7 +42,7 @@ class Rule:
 
     def check(self, evidence: Evidence) -> list[Finding]:
         """Report communication that takes most of the step on every rank."""
-        groups = [group for group in rank_times(evidence) if group.communication is not None and len(group.ranks) > 1]
+        groups = [group for group in rank_times(evidence) if "communication_s" in group.parts and len(group.ranks) > 1]
         shares = self._shares_of_ranks(groups) if groups else evidence.share_of_step("communication_s")
         if len(shares) < self.min_steps:
             return []
@@ -80,9 +80,9 @@ class Rule:
         smallest = np.full(len(steps), np.inf)
         for group in groups:
             columns = np.searchsorted(group.steps, steps)
-            assert group.communication is not None
-            talk, own = group.communication[:, columns], group.own[:, columns]
-            smallest = np.minimum(smallest, np.min(talk / (talk + own), axis=0))
+            talk = group.parts["communication_s"][:, columns]
+            whole = group.parts.get("step_time_s", group.total(*PARTS))[:, columns]
+            smallest = np.minimum(smallest, np.min(talk / np.maximum(whole, 1e-9), axis=0))
         return Series(steps, smallest)
 
     def _bandwidth(self, evidence: Evidence, step: int) -> float | None:

@@ -60,7 +60,7 @@ class Rule:
                 rule="data_wait",
                 severity=Severity.CRITICAL if share >= self.critical_share else Severity.WARNING,
                 step=late,
-                evidence=f"waiting for data takes {how} ({wait.median():.3g} s of {whole.median():.3g} s in the median)",
+                evidence=f"waiting for data takes {how} (median {wait.median():.3g} s of {whole.median():.3g} s)",
                 cause="batches are not ready when they are needed: slow storage, or too few readers"
                 if typical >= self.share
                 else "single waits are long: a new shard is opened or shuffled only when it is needed",

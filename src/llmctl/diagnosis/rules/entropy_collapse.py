@@ -1,7 +1,7 @@
 """The policy gives the same answer again and again.
 
-Signal: the entropy of the policy ends below a fifth of what it was in the first steps and below half a nat, or the share
-of distinct n-grams in its responses falls below four tenths of it, and it stays there.
+Signal: the entropy of the policy ends below a fifth of what it was in the first steps and below half a nat, or the
+share of distinct n-grams in its responses falls below four tenths of it, and it stays there.
 
 Look-alikes: entropy that falls by half is what learning looks like; a single low batch; a model that was
 sharp from the start.
@@ -38,9 +38,9 @@ class Rule:
 
     entropy_ratio: Annotated[float, Opt("Entropy below this share of the start's has collapsed.", min=0, max=1)] = 0.2
     entropy_limit: Annotated[float, Opt("Entropy above this many nats per token has not.", min=0)] = 0.5
-    diversity_ratio: Annotated[float, Opt("Share of distinct n-grams below this share of the start's.", min=0, max=1)] = (
-        0.4
-    )
+    diversity_ratio: Annotated[
+        float, Opt("Share of distinct n-grams below this share of the start's.", min=0, max=1)
+    ] = 0.4
     min_steps: Annotated[int, Opt("Fewest steps to judge.", min=6)] = 10
 
     def check(self, evidence: Evidence) -> list[Finding]:

@@ -26,7 +26,7 @@ from llmctl.config.schema import Opt
 from llmctl.diagnosis.columns import Series
 from llmctl.diagnosis.evidence import Evidence
 from llmctl.diagnosis.findings import Finding, Severity
-from llmctl.diagnosis.signals import peak_lr, smooth
+from llmctl.diagnosis.signals import lower_lr, smooth
 from llmctl.diagnosis.statistics import trailing_medians
 
 
@@ -48,15 +48,16 @@ class Rule:
         found = self._infinite(evidence) or self._growing(evidence, norm) or self._leaping(evidence, norm)
         return [found] if found else []
 
-    def _finding(self, evidence: Evidence, severity: Severity, step: int, text: str, values: dict[str, float]) -> Finding:
+    def _finding(
+        self, evidence: Evidence, severity: Severity, step: int, text: str, values: dict[str, float]
+    ) -> Finding:
         clip = evidence.number("max_grad_norm")
-        peak = peak_lr(evidence)
-        lower = f"lower the learning rate: --lr {peak / 3:.2g}" if peak else "lower the learning rate"
+        lower = lower_lr(evidence)
         if clip:
             cause = f"updates are too large although the norm is clipped at {clip:g}: the learning rate, or no warm-up"
             fix = f"{lower}, and lengthen the warm-up"
         else:
-            cause = "updates are too large, and nothing bounds them"
+            cause = "updates are too large, and nothing says that they are bounded"
             fix = f"clip the gradient norm: --max-grad-norm 1.0; if that does not do, {lower}"
         return Finding("gradient_explosion", severity, step, text, cause, fix, values=values)
 
@@ -103,8 +104,8 @@ class Rule:
             return None
         worst = int(leaps[np.argmax(ratios[leaps])])
         text = (
-            f"the gradient norm leaps to {norm.values[worst]:.3g} at step {norm.steps[worst]}, {ratios[worst]:.0f} times "
-            f"the median of the {self.window} steps before; {len(leaps)} such leaps"
+            f"the gradient norm leaps to {norm.values[worst]:.3g} at step {norm.steps[worst]}, {ratios[worst]:.0f} "
+            f"times the median of the {self.window} steps before; {len(leaps)} such leaps"
         )
         step = int(norm.steps[leaps[0]])
         values = {"value": float(norm.values[worst]), "ratio": float(ratios[worst]), "num_leaps": float(len(leaps))}

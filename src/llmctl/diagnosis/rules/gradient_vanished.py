@@ -55,8 +55,8 @@ class Rule:
                 rule="gradient_vanished",
                 severity=Severity.CRITICAL,
                 step=step,
-                evidence=f"the gradient norm is {norm.values[-1]:.2g} from step {step} to the end ({lasting} steps), at a "
-                f"loss of {loss.values[-1]:.4g}",
+                evidence=f"the gradient norm is {norm.values[-1]:.2g} from step {step} to the end ({lasting} steps), "
+                f"at a loss of {loss.values[-1]:.4g}",
                 cause="parameters are frozen or detached from the loss, or no token has a label"
                 if from_start
                 else "the model died: its activations are saturated after an update that was too large",

@@ -63,8 +63,8 @@ class Rule:
                         rule="learning_rate_jump",
                         severity=Severity.WARNING,
                         step=restart,
-                        evidence=f"the learning rate is {before.values[-1]:.3g} before the restart at step {restart} and "
-                        f"{after.values[0]:.3g} after it",
+                        evidence=f"the learning rate is {before.values[-1]:.3g} before the restart at step {restart} "
+                        f"and {after.values[0]:.3g} after it",
                         cause="the place in the schedule was not restored, or the configuration is another",
                         fix="resume with the same configuration; the learning rate must follow from the step alone",
                         values={"before": float(before.values[-1]), "after": float(after.values[0])},

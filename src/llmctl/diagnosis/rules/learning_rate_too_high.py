@@ -1,8 +1,8 @@
 """The learning rate is too high: the loss rises while the learning rate is near its peak.
 
 Signal: the smoothed training loss rises well above the lowest value it had reached, while the learning rate is at
-more than half of its peak, and either stays there to the end, ends above the loss at the start, or did so within
-the first fifth of the run.
+more than half of its peak, and either stays there to the end, or passes the loss of the start within the first fifth
+of the run.
 
 Look-alikes: a short spike in the middle that recovers (`loss_spike`); a rise at a learning rate that has
 decayed (the data changed); a validation loss that rises while the training loss falls
@@ -26,7 +26,7 @@ import numpy as np
 from llmctl.config.schema import Opt
 from llmctl.diagnosis.evidence import Evidence
 from llmctl.diagnosis.findings import Finding, Severity
-from llmctl.diagnosis.signals import has_warmup, lr_at, noise_after_smoothing, peak_lr, smooth
+from llmctl.diagnosis.signals import has_warmup, lower_lr, lr_at, noise_after_smoothing, peak_lr, smooth
 
 
 @dataclass
@@ -73,9 +73,9 @@ class Rule:
 
     share: Annotated[float, Opt("Least rise of the smoothed loss as a share of its lowest value.", min=0)] = 0.1
     sigmas: Annotated[float, Opt("Least rise in standard deviations of the smoothed loss.", min=0)] = 6.0
-    early: Annotated[float, Opt("A rise in this first share of the steps counts although it comes down.", min=0, max=1)] = (
-        0.2
-    )
+    early: Annotated[
+        float, Opt("A rise in this first share of the steps counts although it comes down.", min=0, max=1)
+    ] = 0.2
 
     def check(self, evidence: Evidence) -> list[Finding]:
         """Report a rise that the learning rate explains."""
@@ -92,7 +92,7 @@ class Rule:
         lasting = rise.end - rise.bottom >= 0.5 * (rise.top - rise.bottom)
         start = float(evidence.series("loss").values[0])
         worse = rise.end > start
-        if not (lasting or worse or self._is_early(evidence, rise)):
+        if not (lasting or worse or (rise.top > start and self._is_early(evidence, rise))):
             return []
         at = f" at a learning rate of {rate:.3g}" if rate is not None else ""
         course = f"ends at {rise.end:.4g}" + (f", above the {start:.4g} it began with" if worse else "")
@@ -101,10 +101,10 @@ class Rule:
                 rule="learning_rate_too_high",
                 severity=Severity.CRITICAL if lasting else Severity.WARNING,
                 step=rise.bottom_step,
-                evidence=f"the loss falls to {rise.bottom:.4g} by step {rise.bottom_step}{at}, rises to {rise.top:.4g}, "
+                evidence=f"the loss falls to {rise.bottom:.4g} by step {rise.bottom_step}{at}, rises to {rise.top:.4g} "
                 f"and {course}",
                 cause="updates overshoot: the peak learning rate is too high for this model and batch",
-                fix=f"lower the peak: --lr {peak / 3:.2g}" if peak else "divide the learning rate by three",
+                fix=lower_lr(evidence),
                 values={"bottom": rise.bottom, "top": rise.top, "end": rise.end},
             )
         ]

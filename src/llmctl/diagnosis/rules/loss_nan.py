@@ -29,7 +29,7 @@ from llmctl.config.schema import Opt
 from llmctl.diagnosis.columns import Series
 from llmctl.diagnosis.evidence import Evidence
 from llmctl.diagnosis.findings import Finding, Severity
-from llmctl.diagnosis.signals import growth_before, lr_at
+from llmctl.diagnosis.signals import growth_before, lower_lr, lr_at
 
 # A dynamic loss scale overflows on purpose now and then; three overflows in a row is no longer that.
 OVERFLOWS_BEFORE_COLLAPSE = 3
@@ -93,11 +93,11 @@ class Rule:
     def _explain(self, evidence: Evidence, loss: Series, position: int, rank: int | None) -> tuple[str, str]:
         step = int(loss.steps[position])
         lr = lr_at(evidence, step)
-        slower = f"lower the learning rate: --lr {lr / 3:.2g}" if lr else "lower the learning rate"
+        slower = lower_lr(evidence)
         if rank is not None:
             return (
                 f"only rank {rank} has it: its memory or processor, or the documents that it alone reads",
-                "run the step again from the checkpoint before it on another host; if it stays, look at that rank's batch",
+                "run the step again on another host, from the checkpoint before it; if it stays, look at the batch",
             )
         if position == 0:
             return (
@@ -112,8 +112,11 @@ class Rule:
             )
         if growth_before(evidence.raw("grad_norm"), step) >= self.growth:
             clip = evidence.number("max_grad_norm")
-            first = "clip the gradient norm: --max-grad-norm 1.0" if not clip else slower
-            return "exploding gradients: the gradient norm grew just before", f"{first}, and lengthen the warm-up"
+            first = "clip the gradient norm (--max-grad-norm 1.0), " if not clip else ""
+            return (
+                "exploding gradients: the gradient norm grew just before",
+                f"{first}{slower}, and lengthen the warm-up",
+            )
         if growth_before(loss, step) >= self.loss_growth:
             return "the run diverged: the loss rose before it was lost", f"{slower}, and lengthen the warm-up"
         if lr is not None and position <= 10:
@@ -129,7 +132,7 @@ class Rule:
 
     def _only_rank(self, evidence: Evidence, step: int) -> int | None:
         """Return the one rank whose own loss or norm is not finite first, if the others' still are."""
-        firsts = {}
+        firsts: dict[int, int] = {}
         for rank, columns in evidence.ranks.items():
             for name in ("loss", "grad_norm"):
                 series = columns.series(name)

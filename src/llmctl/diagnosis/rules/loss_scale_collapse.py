@@ -1,7 +1,7 @@
 """The fp16 loss scale collapses.
 
-Signal: the loss scale ends at less than a thousandth of its value after the first steps and stands at or near the lowest
-value of the run, or it falls to 1 or below.
+Signal: the loss scale ends at less than a thousandth of its value after the first steps and stands at or near the
+lowest value of the run, or it falls to 1 or below.
 
 Look-alikes: the first steps, in which a scale that starts at 2^16 or higher finds its level; the saw-tooth
 of a healthy scale, which is halved now and then and doubled after a thousand good steps.

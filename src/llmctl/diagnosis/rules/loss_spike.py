@@ -29,7 +29,7 @@ from llmctl.config.schema import Opt
 from llmctl.diagnosis.columns import Series
 from llmctl.diagnosis.evidence import Evidence
 from llmctl.diagnosis.findings import Finding, Severity
-from llmctl.diagnosis.signals import Spike, find_spikes, peak_lr
+from llmctl.diagnosis.signals import Spike, find_spikes, lower_lr
 
 
 @dataclass
@@ -106,8 +106,7 @@ class Rule:
                 "compare the sources of the batches before and after this step; mix sources instead of reading them "
                 "one after the other",
             )
-        peak = peak_lr(evidence)
-        lower = f"lower the learning rate (--lr {peak / 2:.2g})" if peak else "lower the learning rate"
+        lower = lower_lr(evidence)
         if lasting or count > 2:
             return (
                 "the learning rate is at the edge of stability: "

@@ -66,14 +66,18 @@ class Rule:
             return None
         per_step = trend.slope
         total = evidence.number("memory_limit_bytes")
-        left = f"; at this pace it is full at step {int(memory.steps[-1] + (total - trend.end) / per_step)}" if total else ""
+        left = (
+            f"; at this pace it is full at step {int(memory.steps[-1] + (total - trend.end) / per_step)}"
+            if total
+            else ""
+        )
         return Finding(
             rule="memory_growth",
             severity=Severity.WARNING,
             step=int(memory.steps[0]),
             rank=rank,
-            evidence=f"memory grows from {trend.start / 1e9:.3g} to {trend.end / 1e9:.3g} GB, {per_step / 1e6:.3g} MB a "
-            f"step, and still does at the end{left}",
+            evidence=f"memory grows from {trend.start / 1e9:.3g} to {trend.end / 1e9:.3g} GB, {per_step / 1e6:.3g} MB "
+            f"a step, and still does at the end{left}",
             cause="something keeps what each step makes (a tensor with its graph, an unbounded cache or list)",
             fix="keep numbers instead of tensors, bound caches; compare two memory snapshots some hundred steps apart",
             values={"start_bytes": trend.start, "end_bytes": trend.end, "bytes_per_step": per_step},

@@ -55,10 +55,10 @@ class Rule:
                 step=int(below[0]) if len(below) else int(late.steps[0]),
                 evidence=f"KL is {mean:.3g} ± {error:.2g} nats over the last {len(late)} steps; a divergence is never "
                 "negative",
-                cause="the responses are not samples of the scored policy: top-k, top-p or temperature in sampling only, "
-                "padding counted as text, dropout while scoring, or a stale policy",
-                fix="sample with top-k 0, top-p 1 and one temperature for sampling and scoring; mask by length; score in "
-                "evaluation mode",
+                cause="the responses are not samples of the scored policy: top-k, top-p or temperature in sampling "
+                "only, padding counted as text, dropout while scoring, or a stale policy",
+                fix="sample with top-k 0, top-p 1 and one temperature for sampling and scoring; mask by length; score "
+                "in evaluation mode",
                 values={"kl_mean": mean, "standard_error": error},
             )
         ]

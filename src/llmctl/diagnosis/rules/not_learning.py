@@ -88,7 +88,10 @@ class Rule:
         if peak is not None and peak == 0:
             return "the learning rate is zero", "set --lr, and check --warmup-fraction"
         if peak is not None and peak < 1e-6:
-            return f"a learning rate of {peak:.2g} moves nothing", "raise it: 1e-5 for fine-tuning, 3e-4 for pretraining"
+            return (
+                f"a learning rate of {peak:.2g} moves nothing",
+                "raise it: 1e-5 for fine-tuning, 3e-4 for pretraining",
+            )
         if str(evidence.setting("precision")) == "bf16" and peak is not None and peak <= 1e-5:
             return (
                 "updates may be lost in bf16 weights, which keep 8 bits: a change below 1/256 of a weight vanishes",

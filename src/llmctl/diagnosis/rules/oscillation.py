@@ -16,6 +16,7 @@ Source: Cohen et al. 2021, edge of stability (arXiv 2103.00065).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -25,7 +26,7 @@ from llmctl.config.schema import Opt
 from llmctl.diagnosis.columns import Series
 from llmctl.diagnosis.evidence import Evidence
 from llmctl.diagnosis.findings import Finding, Severity
-from llmctl.diagnosis.signals import has_warmup, noise_after_smoothing, peak_lr, smooth
+from llmctl.diagnosis.signals import has_warmup, lower_lr, noise_after_smoothing, peak_lr, smooth
 from llmctl.diagnosis.statistics import Array, lag_correlation, rolling_median
 
 
@@ -83,18 +84,21 @@ class Rule:
         peak = peak_lr(evidence)
         lr = evidence.series("lr")
         low = peak and float(np.median(lr.tail(0.5).values)) < 0.1 * peak
-        lower = f"lower the peak: --lr {peak / 3:.2g}" if peak else "lower the learning rate"
+        lower = lower_lr(evidence)
         if low:
             cause = "the learning rate is low already: the order of the data makes the loss swing"
             fix = "shuffle across sources, or mix them within each batch"
         elif has_warmup(evidence) is False:
-            cause, fix = "the learning rate is too high from the first step on", f"add --warmup-fraction 0.05; then {lower}"
+            cause, fix = (
+                "the learning rate is too high from the first step on",
+                f"add --warmup-fraction 0.05; then {lower}",
+            )
         else:
             cause, fix = "updates overshoot at this learning rate", f"{lower}, or raise --global-batch-size"
         return Finding("oscillation", Severity.WARNING, step, text, cause, fix, values=values)
 
 
-def turning_points(values: Array, least_height) -> list[int]:  # type: ignore[no-untyped-def]
+def turning_points(values: Array, least_height: Callable[[float], float]) -> list[int]:
     """Return the positions where a curve turns after moving by at least `least_height(level)` (a zigzag).
 
     The fall from the start is a move, too: its end is the first turn, if the curve rises from there.

@@ -1,8 +1,8 @@
 """The policy exploits the reward model instead of answering better.
 
 Signal: the reward rises, and at the same time a witness speaks against it: a held-out reward falls; or at least two of
-these: responses become much longer or much shorter, their diversity falls by half, the entropy collapses, the KL
-divergence from the reference runs away at an ever faster pace.
+these: responses become much longer or much shorter, their diversity falls by half, the entropy collapses, more and more
+of them do not end, the KL divergence from the reference runs away at an ever faster pace.
 
 Look-alikes: a reward that rises while KL stays moderate and lengths keep is success; a KL that grows in
 proportion is the price of it; responses that stop earlier because the policy learns to end are
@@ -46,12 +46,15 @@ class Rule:
     length_ratio: Annotated[float, Opt("Responses drift from this ratio of their length at the start.", min=1)] = 1.6
     diversity_ratio: Annotated[float, Opt("Diversity falls below this share of the start's.", min=0, max=1)] = 0.5
     entropy_ratio: Annotated[float, Opt("Entropy falls below this share of the start's.", min=0, max=1)] = 0.3
-    kl_limit: Annotated[float, Opt("KL per response, in nats, that counts as a runaway if it accelerates.", min=0)] = 15.0
+    kl_limit: Annotated[float, Opt("KL per response, in nats, that counts as a runaway if it accelerates.", min=0)] = (
+        15.0
+    )
     min_steps: Annotated[int, Opt("Fewest steps to judge.", min=6)] = 12
 
     def check(self, evidence: Evidence) -> list[Finding]:
         """Report a rising reward with witnesses against it."""
-        reward = evidence.series("reward_mean")
+        # The score is what the reward model says; `reward_mean` may have the KL penalty taken off.
+        reward = evidence.series("score_mean" if "score_mean" in evidence.metrics else "reward_mean")
         if len(reward) < self.min_steps:
             return []
         start, end = self._ends(reward)
@@ -86,7 +89,7 @@ class Rule:
     def _error(self, series: Series) -> float:
         count = max(3, len(series) // 5)
         errors = [mean_and_error(part, 3)[1] for part in (series.values[:count], series.values[-count:])]
-        return float(np.hypot(*errors)) + 1e-12
+        return float(np.hypot(errors[0], errors[1])) + 1e-12
 
     def _held_out(self, evidence: Evidence) -> tuple[int, str] | None:
         candidates = [evidence.series(name) for name in HELD_OUT]
@@ -99,7 +102,9 @@ class Rule:
             spread = float(np.std(np.diff(series.values))) / np.sqrt(2)
             if len(after) >= 2 and np.max(after[-2:]) < series.values[best] - max(2 * spread, 1e-9):
                 last = float(np.median(after[-3:]))
-                return int(series.steps[best]), f"the held-out reward falls from {series.values[best]:.3g} to {last:.3g}"
+                return int(
+                    series.steps[best]
+                ), f"the held-out reward falls from {series.values[best]:.3g} to {last:.3g}"
         return None
 
     def _witnesses(self, evidence: Evidence) -> list[tuple[int, str]]:
@@ -120,6 +125,11 @@ class Rule:
                 if start > 0 and end < ratio * start:
                     told.add(noun)
                     found.append((self._since(series, start, end), f"{noun} falls from {start:.3g} to {end:.3g}"))
+        endless = evidence.series("share_without_eos")
+        if len(endless) >= self.min_steps:
+            start, end = self._ends(endless)
+            if end > 0.5 and end > start + 0.2:
+                found.append((self._since(endless, start, end), f"{100 * end:.0f} % of the responses no longer end"))
         kl = evidence.series("kl")
         if len(kl) >= self.min_steps:
             first, second = np.array_split(kl.values, 2)

@@ -61,8 +61,8 @@ class Rule:
                 rule="step_time_jitter",
                 severity=Severity.WARNING,
                 step=int(steps[0]),
-                evidence=f"{slow.sum()} of {len(times)} steps{rhythm} take {np.median(times.values[slow]) / median:.1f} "
-                f"times the median of {evidence.step_time().median():.3g} s, and cost {100 * share:.0f} % of the time",
+                evidence=f"{slow.sum()} of {len(times)} steps{rhythm} take "
+                f"{np.median(times.values[slow]) / median:.1f} times the median of {evidence.step_time().median():.3g} s, and cost {100 * share:.0f} % of the time",
                 cause=cause,
                 fix=fix,
                 values={"share": share, "num_slow_steps": float(slow.sum()), "period_steps": float(period or 0)},
@@ -84,7 +84,9 @@ class Rule:
             )
         if period is not None:
             interval = evidence.number("checkpoint_every") or evidence.number("save_steps")
-            what = "checkpoints" if interval and period % int(interval) == 0 else "checkpoints, validation or collection"
+            what = (
+                "checkpoints" if interval and period % int(interval) == 0 else "checkpoints, validation or collection"
+            )
             return (
                 f"{what} at fixed steps, while training waits",
                 "save and validate less often (--checkpoint-every), or write checkpoints in the background",

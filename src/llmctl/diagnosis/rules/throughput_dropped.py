@@ -1,6 +1,6 @@
 """The throughput drops at one step and stays low.
 
-Signal: the run is best cut into two levels of tokens per second; the second is lower by a fifth or more and
+Signal: the run is best cut into two levels of tokens per second; the second is lower by three tenths or more and
 by several times the spread within each level, and it lasts to the end.
 
 Look-alikes: a steady fall is `throughput_falling`; a pause (checkpoint, validation) after which the rate comes
@@ -35,7 +35,7 @@ class Rule:
 
     needs: ClassVar[tuple[str, ...]] = ("tokens_per_s|step_time_s", "steps")
 
-    drop: Annotated[float, Opt("Least drop as a share of the rate before.", min=0, max=1)] = 0.2
+    drop: Annotated[float, Opt("Least drop as a share of the rate before.", min=0, max=1)] = 0.3
     sigmas: Annotated[float, Opt("Least drop in standard deviations within a level.", min=0)] = 4.0
 
     def check(self, evidence: Evidence) -> list[Finding]:

@@ -76,7 +76,8 @@ class Rule:
             rule="validation_turning_up",
             severity=Severity.WARNING,
             step=best_step,
-            evidence=f"{label} is lowest at step {best_step} ({lowest:.4g}) and {last:.4g} at step {last_step}{trained}",
+            evidence=f"{label} is lowest at step {best_step} ({lowest:.4g}), and {last:.4g} at step {last_step}"
+            + trained,
             cause="overfitting: the model learns its training text by heart"
             if falling
             else "the training text has moved away from the validation text (another source, or another order)",

@@ -53,10 +53,11 @@ class Rule:
                 rule="warmup_missing",
                 severity=Severity.WARNING,
                 step=int(loss.steps[0]),
-                evidence=f"the learning rate is at its peak of {peak_lr(evidence):.3g} from the first step; the loss is "
-                f"{rise.bottom:.4g} at step {rise.bottom_step}, then rises to {rise.top:.4g}",
+                evidence=f"the learning rate is at its peak of {peak_lr(evidence):.3g} from the first step; the loss "
+                f"is {rise.bottom:.4g} at step {rise.bottom_step}, then rises to {rise.top:.4g}",
                 cause="no warm-up: the first updates are the largest and the least to be trusted",
-                fix=f"warm the learning rate up: --warmup-fraction 0.05 (at least {steps} steps); if the loss still rises, lower --lr too",
+                fix=f"warm the learning rate up: --warmup-fraction 0.05 (at least {steps} steps); if the loss still "
+                "rises, lower --lr too",
                 values={"bottom": rise.bottom, "top": rise.top},
             )
         ]
