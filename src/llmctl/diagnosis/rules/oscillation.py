@@ -27,7 +27,7 @@ from llmctl.diagnosis.columns import Series
 from llmctl.diagnosis.evidence import Evidence
 from llmctl.diagnosis.findings import Finding, Severity
 from llmctl.diagnosis.signals import has_warmup, lower_lr, noise_after_smoothing, peak_lr, smooth
-from llmctl.diagnosis.statistics import Array, lag_correlation, rolling_median
+from llmctl.diagnosis.statistics import Array, lag_correlation
 
 
 @dataclass
@@ -40,8 +40,8 @@ class Rule:
     sigmas: Annotated[float, Opt("Least height of a swing in standard deviations of the smoothed loss.", min=0)] = 6.0
     turns: Annotated[int, Opt("Least number of turns.", min=2)] = 4
     alternation: Annotated[
-        float, Opt("Correlation of neighbouring steps below which they alternate.", min=-1, max=0)
-    ] = -0.5
+        float, Opt("Correlation of a change with the one before below which steps alternate.", min=-1, max=0)
+    ] = -0.8
 
     def check(self, evidence: Evidence) -> list[Finding]:
         """Report swings of the smoothed loss, or alternating steps."""
@@ -66,16 +66,16 @@ class Rule:
         return self._finding(evidence, int(smoothed.steps[turns[0]]), text, values)
 
     def _alternates(self, evidence: Evidence, loss: Series) -> Finding | None:
-        # The later half: what the start does is for the warm-up.
+        # The later half: what the start does is for the warm-up. Steps of white noise correlate by −1/2.
         late = loss.tail(0.5)
-        rest = late.values - rolling_median(late.values, 9)
-        correlation = lag_correlation(rest)
-        height = float(np.std(rest))
-        significant = correlation < -4 / np.sqrt(max(len(rest), 1)) + self.alternation / 2
-        if correlation > self.alternation or not significant or height < self.swing / 4 * late.median():
+        steps = np.diff(late.values)
+        correlation = lag_correlation(steps)
+        height = float(np.std(steps)) / 2
+        certain = correlation < -0.5 - 3 / np.sqrt(max(len(steps), 1))
+        if correlation > self.alternation or not certain or height < self.swing / 4 * late.median():
             return None
         text = (
-            f"neighbouring steps alternate around the curve (correlation {correlation:.2f}) by {height:.3g} at a loss "
+            f"neighbouring steps alternate (correlation of changes {correlation:.2f}) by {height:.3g} at a loss "
             f"of {late.median():.4g}"
         )
         return self._finding(evidence, int(late.steps[0]), text, {"correlation": correlation, "height": height})

@@ -62,7 +62,8 @@ class Rule:
                 severity=Severity.WARNING,
                 step=int(steps[0]),
                 evidence=f"{slow.sum()} of {len(times)} steps{rhythm} take "
-                f"{np.median(times.values[slow]) / median:.1f} times the median of {evidence.step_time().median():.3g} s, and cost {100 * share:.0f} % of the time",
+                f"{np.median(times.values[slow]) / median:.1f} times the median of "
+                f"{evidence.step_time().median():.3g} s, and cost {100 * share:.0f} % of the time",
                 cause=cause,
                 fix=fix,
                 values={"share": share, "num_slow_steps": float(slow.sum()), "period_steps": float(period or 0)},

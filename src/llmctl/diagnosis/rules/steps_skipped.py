@@ -24,6 +24,9 @@ from llmctl.config.schema import Opt
 from llmctl.diagnosis.evidence import Evidence
 from llmctl.diagnosis.findings import Finding, Severity
 
+# A loss scale that starts at 2^24 needs at most this many halvings to find its level.
+SETTLING_STEPS = 24
+
 
 @dataclass
 class Rule:
@@ -44,8 +47,12 @@ class Rule:
         total = max(len(norm), evidence.num_steps)
         if not len(bad) or not total:
             return []
-        longest = _longest_row(bad)
         scaled = evidence.setting("precision") == "fp16" or "loss_scale" in evidence.metrics
+        if scaled:
+            bad = bad[bad > bad[0] + SETTLING_STEPS] if bad[0] <= 2 else bad  # a dynamic scale finds its level
+        if not len(bad):
+            return []
+        longest = _longest_row(bad)
         limit = max(self.row, 8) if scaled else self.row
         often = len(bad) >= max(2, self.share * total) and not scaled
         if longest < limit and not often:

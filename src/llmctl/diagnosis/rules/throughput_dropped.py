@@ -80,7 +80,9 @@ class Rule:
         if grown and max(grown.values()) > 0:
             name = max(grown, key=lambda key: grown[key])
             text = f"; {STEP_PARTS[name]} takes {grown[name]:.3g} s more a step"
-            if grown[name] >= 0.4 * sum(value for value in grown.values() if value > 0):
+            times = evidence.step_time()
+            whole = times.where(times.steps >= step).median() - times.where(times.steps < step).median()
+            if grown[name] >= 0.4 * whole:
                 cause, fix = CAUSES[name]
                 return cause.replace("longer and longer", "longer from this step on"), fix, text
         if any(abs(step - restart) <= 3 for restart in evidence.restarts):
