@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-_OUTSIDE = re.compile(rb'["\[\]{},\n]')
+# A string that is whole in the chunk is passed over at once. The pattern is unrolled: no text makes it slow.
+_OUTSIDE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["\[\]{},\n]', re.DOTALL)
 _INSIDE = re.compile(rb'["\\]')
 
 
@@ -40,6 +41,8 @@ class _Layout:
                 break
             position = match.end()
             found = match[0]
+            if len(found) > 1:
+                continue
             if found == b'"':
                 self.in_string = not self.in_string
             elif self.in_string:
