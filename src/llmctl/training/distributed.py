@@ -122,7 +122,8 @@ def connect(config: TrainingConfig) -> World:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-    torch.set_num_threads(config.threads or max(1, available_cores() // max(1, local_size)))
+    if config.threads or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(config.threads or max(1, available_cores() // max(1, local_size)))
     world = World(rank, world_size, local_rank, device, layout)
     if world_size > 1:
         dist.init_process_group(

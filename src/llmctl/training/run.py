@@ -81,14 +81,15 @@ class TrainingRun:
         self._signals = stop_requests()
         self._stop = self._signals.__enter__()
         try:
-            self._restore()
+            # Without a checkpoint nothing of an earlier attempt counts, a validation before the first step included.
+            last_kept = self.step if self._restore() else -1
             if self.world.is_main:
                 for lines in (self._metrics, self._validation):
-                    lines.cut_after(self.step)
+                    lines.cut_after(last_kept)
                 self._board = TensorBoard(self.job.root / TENSORBOARD, self.config.tensorboard, self.step + 1)
                 self._progress = console.progress(self.label, self.total_steps, "steps").__enter__()
                 self._progress.advance(self.step)
-            self._events.cut_after(self.step)
+            self._events.cut_after(last_kept)
         except BaseException:
             self.__exit__()
             raise
@@ -103,7 +104,8 @@ class TrainingRun:
             self._progress.close()
         self._signals.__exit__(None, None, None)
 
-    def _restore(self) -> None:
+    def _restore(self) -> bool:
+        """Take up the newest checkpoint, if there is one."""
         checkpoint = self.store.newest()
         if checkpoint is None and self.config.resume_from:
             checkpoint = read_checkpoint(find_checkpoint(Path(self.config.resume_from)))
@@ -111,7 +113,7 @@ class TrainingRun:
         elif checkpoint is not None:
             self._say(f"{self.label}: goes on after step {checkpoint.step}")
         if checkpoint is None:
-            return
+            return False
         for name, engine in self.engines.items():
             engine.load(checkpoint.folder / name)
         self.step = self._saved_step = checkpoint.step
@@ -119,6 +121,7 @@ class TrainingRun:
         self.state = dict(checkpoint.state.get("stage", {}))
         if checkpoint.folder.parent != self.store.folder:
             self._saved_step = -1
+        return True
 
     def _say(self, message: str) -> None:
         if self.world.is_main:

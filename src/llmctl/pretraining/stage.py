@@ -1,0 +1,59 @@
+"""Run pretraining: check what can be checked before anything starts, then train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from llmctl.artifacts.inputs import Input, open_input
+from llmctl.artifacts.manifest import Manifest
+from llmctl.config.common import RunOptions
+from llmctl.model.huggingface import find_model_folder, read_model_config
+from llmctl.pretraining.config import PretrainConfig
+from llmctl.training.checkpoint import find_checkpoint
+from llmctl.training.launch import check_processes, run_stage
+
+
+def run(source: Path, output: Path, config: PretrainConfig, options: RunOptions) -> Manifest | None:
+    """Pretrain a model on shards; see `PretrainConfig`.
+
+    Args:
+        source: a `shards` artifact.
+        output: the run's folder; an unfinished run in it goes on.
+
+    Returns:
+        The manifest; None in processes that are not the first.
+    """
+    check_processes(config)  # first: a layout that this machine cannot run needs no shards to be refused
+    inputs: list[Input] = [open_input(source, role="source", kinds=("shards",), raw=False)]
+    if config.init_from:
+        read_model_config(find_model_folder(config.init_from))
+        inputs.append(open_input(config.init_from, role="model", kinds=("model",), payload="model/"))
+    if config.resume_from:
+        folder = find_checkpoint(Path(config.resume_from))
+        inputs.append(open_input(folder, role="checkpoint", kinds=("checkpoint",), raw=False, payload=""))
+    return run_stage(
+        "llmctl.pretraining.train:train",
+        output,
+        config,
+        stage="pretrain",
+        inputs=inputs,
+        options=options,
+        plan=lambda: _plan(source, config),
+    )
+
+
+def _plan(source: Path, config: PretrainConfig) -> dict[str, Any]:
+    from llmctl.artifacts.shards import open_shards
+    from llmctl.pretraining.data import PretrainingData
+    from llmctl.pretraining.train import resolve
+
+    documents = open_shards(source, verify=False)
+    resolved = resolve(config, documents)
+    data = PretrainingData(documents, resolved, 1)
+    return {
+        "parameters": resolved.model.num_parameters(),
+        "training_tokens": data.sequences.num_tokens,
+        "epochs": round(data.epochs, 4),
+        "validation_documents": len(data.held_out),
+    }

@@ -1,0 +1,147 @@
+"""The training function of `llmctl pretrain`, run in every process."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from llmctl import console
+from llmctl.artifacts.shards import TokenDocuments, open_shards
+from llmctl.errors import UserError
+from llmctl.model.config import ModelConfig
+from llmctl.model.huggingface import find_model_folder, load_weights, read_model_config, special_token_ids
+from llmctl.model.layers import TensorGroup
+from llmctl.model.transformer import Transformer
+from llmctl.pretraining.config import PretrainConfig
+from llmctl.pretraining.data import PretrainingData
+from llmctl.training.engines.base import Engine
+from llmctl.training.engines.choose import choose_engine, make_engine
+from llmctl.training.export import export_model
+from llmctl.training.launch import MODEL_FOLDER
+from llmctl.training.layout import micro_batch_size
+from llmctl.training.losses.next_token import NextTokenLoss
+from llmctl.training.run import Job, TrainingRun, fit
+
+# Above this many sequences AdamW is commonly replaced by LAMB (You et al. 2020).
+LARGE_BATCH = 1024
+
+
+def train(job: Job) -> dict[str, Any]:
+    """Pretrain a model on shards and export it."""
+    documents = open_shards(job.sources["source"], verify=job.config.verify_shards)
+    config = resolve(job.config, documents)
+    world = job.world
+    data = PretrainingData(documents, config, micro_batch_size(config, world.layout.dp), world.dp_rank, world.layout.dp)
+    group = TensorGroup(world.layout.tp, world.tp_rank, world.groups.get("tp"))
+    model = Transformer(config.model, group=group, seed=None if config.init_from else config.seed)
+    model.checkpoint_layers = config.recompute == "full"
+    if config.init_from:
+        load_weights(model, find_model_folder(config.init_from))
+    engine = make_engine(model, config, world)
+    if world.is_main:
+        _say_what(config, data, engine, job)
+    try:
+        return _run(dataclasses.replace(job, config=config), config, data, documents, engine)
+    finally:
+        engine.close()
+
+
+def resolve(config: PretrainConfig, documents: TokenDocuments) -> PretrainConfig:
+    """Return the configuration with the vocabulary and lengths that come from the shards or the initial model.
+
+    Raises:
+        UserError: a vocabulary smaller than the tokenizer's.
+    """
+    model = read_model_config(config.init_from) if config.init_from else config.model
+    if config.init_from:
+        model = dataclasses.replace(model, dropout=config.model.dropout)
+    changes: dict[str, Any] = {}
+    if not model.vocab_size:
+        changes["vocab_size"] = documents.vocab_size
+    elif model.vocab_size < documents.vocab_size:
+        raise UserError(
+            f"the model has {model.vocab_size:,} token ids and the shards use {documents.vocab_size:,}",
+            "leave model.vocab_size at 0, or make shards with the model's tokenizer",
+        )
+    if not model.max_seq_len:
+        changes["max_seq_len"] = config.seq_len
+    return dataclasses.replace(config, model=dataclasses.replace(model, **changes))
+
+
+def _say_what(config: PretrainConfig, data: PretrainingData, engine: Engine, job: Job) -> None:
+    layout = job.world.layout
+    why = choose_engine(config, layout, job.world.device.type)[1]
+    plural = "es" if layout.world_size > 1 else ""
+    console.info(
+        f"pretrain: {config.model.num_parameters() / 1e6:.1f}M parameters, {engine.name} engine ({why}), "
+        f"{layout.world_size} process{plural} on {job.world.device.type} ({layout.describe()}), {config.precision}"
+    )
+    console.info(
+        f"pretrain: {data.sequences.num_tokens:,} training tokens in {data.sequences.per_epoch:,} sequences, "
+        f"{data.epochs:.2f} epochs in {config.steps:,} steps; {len(data.held_out):,} documents held out; "
+        f"peak learning rate {config.peak_lr:g}"
+    )
+    if config.global_batch_size > LARGE_BATCH and config.optimizer == "adamw":
+        console.warning(
+            f"a batch of {config.global_batch_size:,} sequences is large for AdamW", "consider --optimizer lamb"
+        )
+
+
+def _run(
+    job: Job, config: PretrainConfig, data: PretrainingData, documents: TokenDocuments, engine: Engine
+) -> dict[str, Any]:
+    loss = NextTokenLoss()
+    batches, tokens, num_bytes = data.validation()
+    with TrainingRun(job, {"model": engine}, label="pretrain") as run:
+
+        def validate(step: int) -> None:
+            report = engine.evaluate(batches, loss)
+            run.validated(step, report.loss, tokens=tokens, num_bytes=num_bytes)
+            run.state["validation_loss"] = report.loss
+
+        if run.step == 0 and batches:
+            validate(0)
+        fit(
+            run,
+            engine,
+            loss,
+            data.micro_batches,
+            validate=validate if batches else None,
+            validate_every=config.validate_every,
+        )
+    special = special_token_ids(Path(documents.tokenizer))
+    extra = {} if "eos_token_id" in special else {"eos_token_id": documents.eos_id}
+    if "bos_token_id" not in special:
+        extra["bos_token_id"] = documents.eos_id  # documents begin at the EOS of the one before
+    export_model(
+        engine,
+        job.root / MODEL_FOLDER,
+        config,
+        job.world,
+        tokenizer_folder=Path(documents.tokenizer),
+        extra_config=extra,
+    )
+    return statistics(config.model, run, data, tokens, num_bytes)
+
+
+def statistics(
+    model: ModelConfig, run: TrainingRun, data: PretrainingData, tokens: int, num_bytes: int
+) -> dict[str, Any]:
+    """Return what the manifest tells about the run: only what equal runs share."""
+    import math
+
+    facts: dict[str, Any] = {
+        "steps": run.step,
+        "tokens": run.tokens,
+        "parameters": model.num_parameters(),
+        "epochs": round(data.epochs, 4),
+        "training_documents": len(data.sequences.members),
+        "validation_documents": len(data.held_out),
+        "vocab_size": model.vocab_size,
+    }
+    loss = run.state.get("validation_loss")
+    if loss is not None and math.isfinite(loss):
+        facts["validation_loss"] = round(loss, 6)
+        facts["bits_per_byte"] = round(loss * tokens / math.log(2) / max(num_bytes, 1), 6)
+    return facts
