@@ -145,7 +145,7 @@ def _fill(chosen: np.ndarray, size: np.ndarray, shard_size: int) -> list[np.ndar
         cuts = _greedy(ends, min(share, shard_size))
         if len(cuts) <= num_shards or share >= shard_size:
             return np.split(chosen, cuts[:-1])
-        share += max(1, (shard_size - share) // 4 + 1)
+        share += share // 200 + 1
 
 
 def _greedy(ends: np.ndarray, limit: int) -> list[int]:

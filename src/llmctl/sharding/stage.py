@@ -202,10 +202,13 @@ def _warn_about_sizes(rows: Sequence[dict[str, Any]]) -> None:
             "a smaller --shard-size gives more; `llmctl pretrain` reads by document and does not mind",
         )
     elif average < SMALL_SHARD_BYTES:
+        sources = len({row["source"] for row in rows})
         console.warning(
             f"{len(rows):,} shards of {average / 1e6:.2g} MB on average: on network disks and object stores opening so "
             "small files takes longer than reading them",
-            "a larger --shard-size gives fewer; each source has at least one",
+            "a larger --shard-size gives fewer"
+            if len(rows) > sources
+            else "each source has one; `llmctl tokenize --set read.source=NAME` makes one source of all",
         )
 
 

@@ -28,6 +28,8 @@ from llmctl.tokenization.train import train
 
 VOCABULARY_FILE = "vocabulary.parquet"
 _TOKENIZER_UNIT = "tokenizer"
+# Text whose "words" are longer than this on average has no blanks between words (Chinese, Japanese, Thai).
+_MAX_WORD_BYTES = 20
 
 
 def run(source: Path, output: Path, config: TokenizeConfig, options: RunOptions) -> Manifest | None:
@@ -236,6 +238,13 @@ def _statistics(
     }
 
 
+def _tokens_per_word(group: dict[str, Any]) -> float | None:
+    """Return tokens for each word between blanks; None for text that is written without blanks."""
+    if group["words"] * _MAX_WORD_BYTES <= group["bytes_in"]:
+        return None
+    return round((group["tokens"] - group["kept"]) / group["words"], 2)
+
+
 def _show(statistics: dict[str, Any]) -> None:
     rows = [
         (
@@ -244,7 +253,7 @@ def _show(statistics: dict[str, Any]) -> None:
             group["kept"],
             group["tokens"],
             round(group["bytes_in"] / group["tokens"], 2),
-            round((group["tokens"] - group["kept"]) / group["words"], 2) if group["words"] else None,
+            _tokens_per_word(group),
         )
         for group in statistics["by_source"]
     ]
