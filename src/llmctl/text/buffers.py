@@ -36,3 +36,17 @@ def text_buffers(column: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, np.nda
     offsets = np.frombuffer(offsets_buffer, np.int64)[column.offset : column.offset + len(column) + 1]
     data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
     return data, offsets
+
+
+class Scratch:
+    """Arrays that are used again from batch to batch: touching fresh memory costs more than most kernels do."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def array(self, name: str, size: int, dtype: type) -> np.ndarray:
+        """Return an uninitialised array of the wanted size, good until the same name is asked for again."""
+        found = self._arrays.get(name)
+        if found is None or len(found) < size or found.dtype != dtype:
+            found = self._arrays[name] = np.empty(size, dtype)
+        return found[:size]

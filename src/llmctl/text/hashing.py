@@ -43,16 +43,16 @@ def _rotate(value, bits):
 
 @inline_kernel
 def _load64(data, position):
-    # Eight single bytes put together: the compiler makes one unaligned load of it.
+    # Eight single bytes put together: the compiler makes one unaligned load of it. `position` is unsigned.
     return (
         np.uint64(data[position])
-        | np.uint64(data[position + 1]) << np.uint64(8)
-        | np.uint64(data[position + 2]) << np.uint64(16)
-        | np.uint64(data[position + 3]) << np.uint64(24)
-        | np.uint64(data[position + 4]) << np.uint64(32)
-        | np.uint64(data[position + 5]) << np.uint64(40)
-        | np.uint64(data[position + 6]) << np.uint64(48)
-        | np.uint64(data[position + 7]) << np.uint64(56)
+        | np.uint64(data[position + np.uint64(1)]) << np.uint64(8)
+        | np.uint64(data[position + np.uint64(2)]) << np.uint64(16)
+        | np.uint64(data[position + np.uint64(3)]) << np.uint64(24)
+        | np.uint64(data[position + np.uint64(4)]) << np.uint64(32)
+        | np.uint64(data[position + np.uint64(5)]) << np.uint64(40)
+        | np.uint64(data[position + np.uint64(6)]) << np.uint64(48)
+        | np.uint64(data[position + np.uint64(7)]) << np.uint64(56)
     )
 
 
@@ -68,18 +68,18 @@ def murmur128(data, begin, end, seed):
     h1 = np.uint64(seed)
     h2 = np.uint64(seed)
     length = end - begin
-    position = begin
     last = begin + (length // 16) * 16
-    while position < last:
+    position, stop = np.uint64(begin), np.uint64(last)
+    while position < stop:
         k1 = _load64(data, position)
-        k2 = _load64(data, position + 8)
+        k2 = _load64(data, position + np.uint64(8))
         h1 ^= _rotate(k1 * _C1, 31) * _C2
         h1 = _rotate(h1, 27) + h2
         h1 = h1 * np.uint64(5) + np.uint64(0x52DCE729)
         h2 ^= _rotate(k2 * _C2, 33) * _C1
         h2 = _rotate(h2, 31) + h1
         h2 = h2 * np.uint64(5) + np.uint64(0x38495AB5)
-        position += 16
+        position += np.uint64(16)
     k1 = np.uint64(0)
     k2 = np.uint64(0)
     for offset in range(end - last):

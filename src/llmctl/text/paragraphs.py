@@ -13,10 +13,11 @@ from functools import lru_cache
 import numpy as np
 
 from llmctl.text.compile import inline_kernel, kernel
-from llmctl.text.hashing import murmur128
+from llmctl.text.hashing import fmix64, murmur128
 from llmctl.text.unicode import decode
 
-_TEXT_SEED = np.uint64(0)
+_TEXT_SEED = np.uint64(0x8648DBDB4E5D2C1F)
+_STEP = np.uint64(0x9FB21C651E98DF25)
 _PARAGRAPH_SEED = np.uint64(0x5BD1E995)
 _SPACE, _NEWLINE = np.uint8(32), np.uint8(10)
 
@@ -26,7 +27,7 @@ class Paragraphs:
     """Hashes of the texts and paragraphs of a batch.
 
     Attributes:
-        text_hashes: uint64 of shape [rows, 2], 128 bits of the normalised text.
+        text_hashes: uint64 of shape [rows, 2], 128 bits that are equal for texts with equal paragraphs in one order.
         hashes: uint64, the paragraphs of all documents in the order in which they stand.
         weights: uint32, their lengths in bytes, white space normalised.
         offsets: int64 of shape [rows + 1].
@@ -38,75 +39,93 @@ class Paragraphs:
     offsets: np.ndarray
 
 
-@inline_kernel
-def _blank_width(data, position, end):
-    """Return the bytes of the white space character at `position`, 0 if it is another character."""
-    byte = data[position]
-    if byte < 0x80:
-        return 1 if byte == 32 or 9 <= byte <= 13 or 28 <= byte <= 31 else 0
-    if byte == 0xC2:  # U+0085, U+00A0
-        return 2 if data[position + 1] == 0x85 or data[position + 1] == 0xA0 else 0
-    if byte == 0xE1 or byte == 0xE2 or byte == 0xE3:
-        point, _ = decode(data, position)
-        if (
-            point == 0x1680
-            or 0x2000 <= point <= 0x200A
-            or point == 0x2028
-            or point == 0x2029
-            or point == 0x202F
-            or point == 0x205F
-            or point == 0x3000
-        ):
-            return 3
-    return 0
+_TEXT, _BLANK, _LINE_FEED, _RETURN, _MAYBE_BLANK = 0, 1, 2, 3, 4
+_ONE = np.uint64(1)  # unsigned indexes save the check for negative ones in hot loops
+
+
+def _byte_classes() -> np.ndarray:
+    table = np.full(256, _TEXT, np.uint8)
+    table[[9, 11, 12, 28, 29, 30, 31, 32]] = _BLANK
+    table[10], table[13] = _LINE_FEED, _RETURN
+    table[[0xC2, 0xE1, 0xE2, 0xE3]] = _MAYBE_BLANK  # the first bytes of white space beyond ASCII
+    return table
+
+
+_CLASSES = _byte_classes()
 
 
 @inline_kernel
-def _normalise(data, begin, end, text, breaks):
+def _blank_width(data, position):
+    """Return the bytes of the white space beyond ASCII at `position`, 0 if it is another character."""
+    if data[position] == 0xC2:  # U+0085, U+00A0
+        following = data[position + _ONE]
+        return np.uint64(2) if following == 0x85 or following == 0xA0 else np.uint64(0)
+    point, _ = decode(data, np.int64(position))
+    if (
+        point == 0x1680
+        or 0x2000 <= point <= 0x200A
+        or point == 0x2028
+        or point == 0x2029
+        or point == 0x202F
+        or point == 0x205F
+        or point == 0x3000
+    ):
+        return np.uint64(3)
+    return np.uint64(0)
+
+
+@inline_kernel
+def _normalise(data, begin, end, classes, text, breaks):
     """Write the normalised document to `text`; return its length and the number of line breaks.
 
     ``breaks[i]`` is the position of a line break in `text`, negative (``~position``) for a paragraph break, which
     takes two bytes.
     """
-    length = 0
-    num_breaks = 0
-    position = begin
-    while position < end:
-        width = _blank_width(data, position, end)
-        if width == 0:
-            text[length] = data[position]
-            length += 1
-            position += 1
-            continue
-        newlines = 0
-        while width:
-            if data[position] == _NEWLINE or (
-                data[position] == 13 and not (position + 1 < end and data[position + 1] == _NEWLINE)
-            ):
+    length, num_breaks = np.uint64(0), np.uint64(0)
+    position, stop = np.uint64(begin), np.uint64(end)
+    while position < stop:
+        newlines, start = 0, position
+        while position < stop:
+            kind = classes[data[position]]
+            if kind == _TEXT:
+                break
+            if kind == _BLANK:
+                position += _ONE
+            elif kind == _LINE_FEED:
                 newlines += 1
-            position += width
-            width = _blank_width(data, position, end) if position < end else 0
-        if length == 0 or position >= end:
-            continue
-        if newlines == 0:
-            text[length] = _SPACE
-            length += 1
-        elif newlines == 1:
-            breaks[num_breaks] = length
-            num_breaks += 1
-            text[length] = _NEWLINE
-            length += 1
-        else:
-            breaks[num_breaks] = ~length
-            num_breaks += 1
-            text[length] = _NEWLINE
-            text[length + 1] = _NEWLINE
-            length += 2
-    return length, num_breaks
+                position += _ONE
+            elif kind == _RETURN:
+                position += _ONE
+                if not (position < stop and data[position] == _NEWLINE):
+                    newlines += 1
+            else:
+                width = _blank_width(data, position)
+                if width == 0:
+                    break
+                position += width
+        if position >= stop:
+            break
+        if position > start and length > 0:
+            if newlines:
+                breaks[num_breaks] = np.int64(length) if newlines == 1 else ~np.int64(length)
+                num_breaks += _ONE
+                if newlines > 1:
+                    text[length] = _NEWLINE
+                    length += _ONE
+            text[length] = _NEWLINE if newlines else _SPACE
+            length += _ONE
+        text[length] = data[position]
+        length += _ONE
+        position += _ONE
+        while position < stop and classes[data[position]] == _TEXT:
+            text[length] = data[position]
+            length += _ONE
+            position += _ONE
+    return np.int64(length), np.int64(num_breaks)
 
 
 @kernel
-def _hash_batch(data, offsets, text_hashes, hashes, weights, ends):
+def _hash_batch(data, offsets, classes, text_hashes, hashes, weights, ends):
     longest = 0
     for row in range(len(offsets) - 1):
         longest = max(longest, offsets[row + 1] - offsets[row])
@@ -115,12 +134,12 @@ def _hash_batch(data, offsets, text_hashes, hashes, weights, ends):
     filled = 0
     ends[0] = 0
     for row in range(len(offsets) - 1):
-        length, num_breaks = _normalise(data, offsets[row], offsets[row + 1], text, breaks)
-        text_hashes[row, 0], text_hashes[row, 1] = murmur128(text, 0, length, _TEXT_SEED)
+        length, num_breaks = _normalise(data, offsets[row], offsets[row + 1], classes, text, breaks)
         by_lines = True
         for index in range(num_breaks):
             if breaks[index] < 0:
                 by_lines = False
+        high, low = _TEXT_SEED, ~_TEXT_SEED
         begin = 0
         for index in range(num_breaks + 1):
             if index < num_breaks and breaks[index] >= 0 and not by_lines:
@@ -132,10 +151,14 @@ def _hash_batch(data, offsets, text_hashes, hashes, weights, ends):
                 end = breaks[index] if breaks[index] >= 0 else ~breaks[index]
                 after = end + (1 if breaks[index] >= 0 else 2)
             if end > begin:
-                hashes[filled], _ = murmur128(text, begin, end, _PARAGRAPH_SEED)
+                one, two = murmur128(text, begin, end, _PARAGRAPH_SEED)
+                hashes[filled] = one
                 weights[filled] = end - begin
                 filled += 1
+                high = fmix64((high ^ one) * _STEP)
+                low = fmix64((low ^ two) * _STEP)
             begin = after
+        text_hashes[row, 0], text_hashes[row, 1] = high, low
         ends[row + 1] = filled
     return filled
 
@@ -162,7 +185,7 @@ def hash_paragraphs(data: np.ndarray, offsets: np.ndarray) -> Paragraphs:
     text_hashes = np.empty((rows, 2), np.uint64)
     hashes, weights = np.empty(most, np.uint64), np.empty(most, np.uint32)
     ends = np.empty(rows + 1, np.int64)
-    filled = _hash_batch(data, offsets, text_hashes, hashes, weights, ends)
+    filled = _hash_batch(data, offsets, _CLASSES, text_hashes, hashes, weights, ends)
     return Paragraphs(text_hashes, hashes[:filled], weights[:filled], ends)
 
 

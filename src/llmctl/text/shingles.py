@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmctl.text.buffers import Scratch
 from llmctl.text.compile import inline_kernel, kernel
 from llmctl.text.hashing import fmix64
 from llmctl.text.unicode import ALPHA, NO_SPACES, SPACE, WORD, classes, decode, lower
@@ -24,6 +25,8 @@ _STEP = np.uint64(0x9FB21C651E98DF25)
 _CHARACTER_SALT = np.uint64(0xC3A5C85C97CB3127)
 _SHORT_SALT = np.uint64(0xB492B66FBE98F273)
 _NO_WORDS_SALT = np.uint64(0x8648DBDB4E5D2C1F)
+_ONE = np.uint64(1)  # unsigned indexes save the check for negative ones in hot loops
+_BEYOND_ASCII = 255
 _DOTTED_CAPITAL_I = 0x130
 _FINAL_SIGMA, _SIGMA = 0x3C2, 0x3C3
 _LARGEST_BUCKET_SORT = 1 << 20
@@ -55,50 +58,41 @@ def _multipliers(count):
 
 
 @inline_kernel
-def _word_units(data, begin, end, ascii_words, flags, lowered, units):
+def _word_units(data, begin, end, letters, flags, lowered, units):
     """Hash the words of one document into `units`; return their number and the letters of scripts without spaces."""
-    count = 0
-    unspaced = 0
-    state = _SEED
-    inside = False
-    position = begin
-    while position < end:
-        byte = data[position]
-        if byte < 0x80:
-            position += 1
-            letter = np.uint64(ascii_words[byte])
-            if letter:
-                state = (state ^ letter) * _STEP
-                inside = True
-            elif inside:
-                units[count] = fmix64(state)
-                count += 1
-                state = _SEED
-                inside = False
+    count, unspaced = np.uint64(0), 0
+    position, stop = np.uint64(begin), np.uint64(end)
+    while position < stop:
+        letter = letters[data[position]]
+        if letter == 0:
+            position += _ONE
             continue
-        point, size = decode(data, position)
-        position += size
-        flag = flags[point]
-        if flag & WORD:
-            if flag & NO_SPACES:
-                unspaced += 1
-            if point == _DOTTED_CAPITAL_I:  # its lower case is an i and a mark, and a mark ends a word
-                units[count] = fmix64((state ^ np.uint64(ord("i"))) * _STEP)
-                count += 1
-                state = _SEED
-                inside = False
-                continue
-            state = (state ^ np.uint64(lowered[point])) * _STEP
-            inside = True
-        elif inside:
+        state = _SEED
+        while True:
+            if letter != _BEYOND_ASCII:
+                state = (state ^ np.uint64(letter)) * _STEP
+                position += _ONE
+            else:
+                point, size = decode(data, np.int64(position))
+                position += np.uint64(size)
+                flag = flags[point]
+                if not flag & WORD:
+                    break
+                if flag & NO_SPACES:
+                    unspaced += 1
+                if point == _DOTTED_CAPITAL_I:  # its lower case is an i and a mark, and a mark ends a word
+                    state = (state ^ np.uint64(ord("i"))) * _STEP
+                    break
+                state = (state ^ np.uint64(lowered[point])) * _STEP
+            if position >= stop:
+                break
+            letter = letters[data[position]]
+            if letter == 0:
+                break
+        if state != _SEED:
             units[count] = fmix64(state)
-            count += 1
-            state = _SEED
-            inside = False
-    if inside:
-        units[count] = fmix64(state)
-        count += 1
-    return count, unspaced
+            count += _ONE
+    return np.int64(count), unspaced
 
 
 @inline_kernel
@@ -155,53 +149,72 @@ def _sort_unique(source, count, target, begin, starts):
         for position in range(count):
             target[begin + position] = ordered[position]
     elif count > 1:
-        bits = 1
-        while (1 << bits) < count:
-            bits += 1
-        shift = np.uint64(64 - bits)
-        buckets = 1 << bits
-        for bucket in range(buckets + 1):
-            starts[bucket] = 0
-        for position in range(count):
-            starts[np.int64(source[position] >> shift) + 1] += 1
-        for bucket in range(buckets):
-            starts[bucket + 1] += starts[bucket]
-        for position in range(count):
-            bucket = np.int64(source[position] >> shift)
-            target[begin + starts[bucket]] = source[position]
-            starts[bucket] += 1
-        for position in range(begin + 1, begin + count):
-            value = target[position]
-            slot = position
-            while slot > begin and target[slot - 1] > value:
-                target[slot] = target[slot - 1]
-                slot -= 1
-            target[slot] = value
+        _drop_in_place(source, np.uint64(count), target, np.uint64(begin), starts)
     else:
         target[begin] = source[0]
-    last = begin
-    for position in range(begin + 1, begin + count):
-        if target[position] != target[last]:
-            last += 1
-            target[last] = target[position]
-    return last + 1
+    last = np.uint64(begin)
+    position, end = last + _ONE, np.uint64(begin + count)
+    while position < end:
+        value = target[position]
+        last += np.uint64(value != target[last])
+        target[last] = value
+        position += _ONE
+    return np.int64(last + _ONE)
+
+
+@inline_kernel
+def _drop_in_place(source, count, target, begin, starts):
+    """Sort ``source[:count]`` into ``target[begin:]``; the arguments are unsigned."""
+    bits = 1
+    while (1 << bits) < 2 * np.int64(count):
+        bits += 1
+    shift, buckets = np.uint64(64 - bits), np.uint64(1 << bits)
+    place = np.uint64(0)
+    while place <= buckets:
+        starts[place] = 0
+        place += _ONE
+    place = np.uint64(0)
+    while place < count:
+        starts[(source[place] >> shift) + _ONE] += np.uint32(1)
+        place += _ONE
+    place, total = np.uint64(0), np.uint32(0)
+    while place < buckets:
+        total += starts[place]
+        starts[place] = total
+        place += _ONE
+    place = np.uint64(0)
+    while place < count:
+        value = source[place]
+        bucket = value >> shift
+        target[begin + np.uint64(starts[bucket])] = value
+        starts[bucket] += np.uint32(1)
+        place += _ONE
+    place, end = begin + _ONE, begin + count
+    while place < end:
+        value = target[place]
+        slot = place
+        while slot > begin and target[slot - _ONE] > value:
+            target[slot] = target[slot - _ONE]
+            slot -= _ONE
+        target[slot] = value
+        place += _ONE
 
 
 @kernel
 def _shingle_batch(
-    data, offsets, ascii_words, flags, lowered, multipliers, word_size, char_size, char_share, values, ends, kinds
+    data, offsets, letters, flags, lowered, multipliers, word_size, char_size, char_share, values, ends, kinds
 ):
     longest = 0
     for row in range(len(offsets) - 1):
         longest = max(longest, offsets[row + 1] - offsets[row])
     units = np.empty(longest + 1, np.uint64)
     shingles = np.empty(longest + 1, np.uint64)
-    starts = np.empty(4 * min(longest + 1, _LARGEST_BUCKET_SORT) + 2, np.int32)
+    starts = np.empty(4 * min(longest + 1, _LARGEST_BUCKET_SORT) + 2, np.uint32)
     filled = 0
     ends[0] = 0
     for row in range(len(offsets) - 1):
         begin, end = offsets[row], offsets[row + 1]
-        count, unspaced = _word_units(data, begin, end, ascii_words, flags, lowered, units)
+        count, unspaced = _word_units(data, begin, end, letters, flags, lowered, units)
         kind = WORDS
         if unspaced > 0 and unspaced >= char_share * _count_letters(data, begin, end, flags):
             kind = CHARACTERS
@@ -226,9 +239,10 @@ def _shingle_batch(
     return filled
 
 
-def _ascii_words() -> np.ndarray:
-    """Return the lower-case letter of every ASCII word character, 0 for the others; uint8 of shape [128]."""
-    table = np.zeros(128, np.uint8)
+def _letters() -> np.ndarray:
+    """Return by byte the lower-case letter of an ASCII word character, 0 for other ASCII, 255 beyond; uint8 [256]."""
+    table = np.full(256, _BEYOND_ASCII, np.uint8)
+    table[:128] = 0
     for point in range(128):
         char = chr(point)
         if char.isalnum() or char == "_":
@@ -249,6 +263,7 @@ def shingle_sets(
     data: np.ndarray,
     offsets: np.ndarray,
     *,
+    scratch: Scratch | None = None,
     ngram_size: int = 5,
     char_ngram_size: int = 5,
     char_share: float = 0.05,
@@ -257,15 +272,17 @@ def shingle_sets(
 
     Args:
         data, offsets: UTF-8 bytes and int64 offsets, as `text.buffers.text_buffers` gives them.
+        scratch: memory that is used again; the values returned are good until its next use.
         ngram_size: words of a shingle.
         char_ngram_size: characters of a shingle.
         char_share: share of letters of scripts without spaces from which a document is shingled by characters.
     """
     if not _tables:
-        _tables.extend([_ascii_words(), classes(), _lowered()])
+        _tables.extend([_letters(), classes(), _lowered()])
     rows = len(offsets) - 1
     size = int(offsets[-1] - offsets[0])
-    values = np.empty(size + rows + 1, np.uint64)  # an upper bound; pages that are not written to cost nothing
+    # An upper bound; memory that is not written to costs nothing.
+    values = (scratch or Scratch()).array("shingles", size + rows + 1, np.uint64)
     ends = np.empty(rows + 1, np.int64)
     kinds = np.empty(rows, np.uint8)
     multipliers = _multipliers(max(ngram_size, char_ngram_size))
