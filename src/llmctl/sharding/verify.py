@@ -217,13 +217,8 @@ class _FileCheck:
     def _skip(self, buffer: np.ndarray, record: int) -> bool:
         following = self.expected.offset(record + 1) if self.expected is not None else None
         if following is not None:
-            lost = following >= len(buffer)
             self.offset = following
-            if lost:
-                assert self.expected is not None
-                missing = self.expected.count - record - 1
-                self._fault(record + 1, f"the file ends before this record: {missing:,} records are lost")
-            return not lost
+            return True
         try:
             self.offset = check_header(buffer, self.offset).end + FOOTER_BYTES
         except BrokenRecord:

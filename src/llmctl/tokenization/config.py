@@ -23,7 +23,7 @@ class TokenizeConfig:
     """How texts become token ids."""
 
     vocab_size: Annotated[
-        int, Opt("Tokens of a trained vocabulary, special tokens and domain terms included; exact.", min=NUM_BYTES + 5)
+        int, Opt("Tokens of a trained vocabulary, special tokens and domain terms included; exact.", min=NUM_BYTES + 4)
     ] = 32_000
     tokenizer: Annotated[
         str | None,
