@@ -21,8 +21,13 @@ def register(app: typer.Typer) -> None:
 
 @stage_command(FilterConfig, stage="filter")
 def command(
-    source: Annotated[Path, typer.Argument(help="Raw files (a file or a folder tree), or a folder of documents.")],
-    output: Annotated[Path, typer.Argument(help="Folder for the documents that stay, and the reasons of the others.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="Raw files (a file or a folder tree), or a folder of documents.")
+    ],
+    output: Annotated[
+        Path,
+        typer.Argument(metavar="OUTPUT", help="Folder for the documents that stay, and the reasons of the others."),
+    ],
     *,
     config: FilterConfig,
     options: RunOptions,

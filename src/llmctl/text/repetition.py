@@ -107,7 +107,7 @@ def duplicate_lines(num_lines, line_hash, line_chars, line_breaks, keys, used, r
 
 @inline_kernel
 def ngram_repetition(
-    num_tokens, unspaced, token_hash, token_chars, token_gap, keys, used, level, counts, chars, ends, row
+    num_tokens, unspaced, token_hash, token_chars, token_gap, keys, used, places, numbers, counts, ends, row
 ):
     """Measure the most frequent 2- to 4-gram and all repeated 5- to 10-grams of words.
 
@@ -118,17 +118,39 @@ def ngram_repetition(
     Args:
         unspaced: the document is in a script without spaces: n words are 2n tokens.
         keys, used: scratch for a hash table of at least ``table_size(num_tokens)``.
-        level, counts, chars, ends: int64 scratch of at least ``num_tokens + 1``.
+        places, numbers, counts (int32), ends (int64): scratch of at least ``num_tokens + 1``.
         row: int64 of shape [len(NGRAM_COLUMNS)], filled.
     """
     row[:] = 0
     row[9] = max(num_tokens - (10 if unspaced else 5) + 1, 0)
-    if num_tokens < 2:
+    if num_tokens < 3:
         return
     ends[0] = 0
     for token in range(num_tokens):
         ends[token + 1] = ends[token] + token_chars[token] + token_gap[token]
+    active = _number_tokens(num_tokens, token_hash, keys, used, places, numbers, counts)
 
+    words = 2  # the next size to measure, in words
+    length = 1
+    while words <= 10:
+        length += 1
+        active = _lengthen(active, keys, used, places, numbers, counts)
+        if active == 0:
+            return
+        if length < (2 * words if unspaced else words):
+            continue
+        if words <= 4:
+            row[words - 2] = _top_chars(active, length, places, numbers, counts, ends, token_gap)
+        else:
+            if words == 5:
+                row[10] = active
+            row[words - 2] = _walk_repeated(active, length, places, numbers, counts, ends, token_gap)
+        words += 1
+
+
+@inline_kernel
+def _number_tokens(num_tokens, token_hash, keys, used, places, numbers, counts):
+    """List the places and numbers of the tokens that occur more than once; return how many there are."""
     size = table_size(num_tokens)
     used[:size] = 0
     distinct = 0
@@ -139,78 +161,84 @@ def ngram_repetition(
             used[slot] = distinct
             keys[slot] = token_hash[token]
             counts[distinct] = 0
-        level[token] = used[slot]
+        numbers[token] = used[slot]
         counts[used[slot]] += 1
+    active = 0
     for token in range(num_tokens):
-        if counts[level[token]] < 2:
-            level[token] = 0
-
-    words = 2  # the next size to measure, in words
-    length = 1
-    while words <= 10:
-        length += 1
-        positions = num_tokens - length + 1
-        if positions < 2:
-            return
-        candidates = 0
-        for start in range(positions):
-            candidates += level[start] != 0 and level[start + 1] != 0
-        if candidates < 2:
-            return
-        size = table_size(candidates)
-        used[:size] = 0
-        distinct = 0
-        for start in range(positions):
-            if level[start] == 0 or level[start + 1] == 0:
-                level[start] = 0
-                continue
-            key = np.uint64(level[start]) << _ID_BITS | np.uint64(level[start + 1])
-            slot = find_slot(keys, used, size, key)
-            if used[slot] == 0:
-                distinct += 1
-                used[slot] = distinct
-                keys[slot] = key
-                counts[distinct] = 0
-                chars[distinct] = 0
-            level[start] = used[slot]
-            counts[used[slot]] += 1
-            chars[used[slot]] += ends[start + length] - ends[start] - token_gap[start]
-        level[positions] = 0
-        repeated = 0
-        for start in range(positions):
-            if counts[level[start]] < 2:
-                level[start] = 0
-            repeated += level[start] != 0
-        if repeated == 0:
-            return
-        if length < (2 * words if unspaced else words):
-            continue
-        if words <= 4:
-            best = 1
-            for number in range(1, distinct + 1):
-                if counts[number] > best:
-                    best = counts[number]
-                    row[words - 2] = chars[number]
-        else:
-            if words == 5:
-                row[10] = repeated
-            row[words - 2] = _walk_repeated(positions, length, level, counts, ends, token_gap)
-        words += 1
+        if counts[numbers[token]] > 1:
+            places[active] = token
+            numbers[active] = numbers[token]
+            active += 1
+    return active
 
 
 @inline_kernel
-def _walk_repeated(positions, length, level, counts, ends, token_gap):
+def _lengthen(active, keys, used, places, numbers, counts):
+    """Go from the repeated n-grams to the repeated (n+1)-grams, in place; return how many occurrences there are."""
+    candidates = 0
+    for at in range(active - 1):
+        candidates += places[at + 1] == places[at] + 1
+    if candidates < 2:
+        return 0
+    size = table_size(candidates)
+    used[:size] = 0
+    distinct = 0
+    found = 0
+    for at in range(active - 1):
+        if places[at + 1] != places[at] + 1:
+            continue
+        key = np.uint64(numbers[at]) << _ID_BITS | np.uint64(numbers[at + 1])
+        slot = find_slot(keys, used, size, key)
+        if used[slot] == 0:
+            distinct += 1
+            used[slot] = distinct
+            keys[slot] = key
+            counts[distinct] = 0
+        counts[used[slot]] += 1
+        places[found] = places[at]
+        numbers[found] = used[slot]
+        found += 1
+    kept = 0
+    for at in range(found):
+        if counts[numbers[at]] > 1:
+            places[kept] = places[at]
+            numbers[kept] = numbers[at]
+            kept += 1
+    return kept
+
+
+@inline_kernel
+def _top_chars(active, length, places, numbers, counts, ends, token_gap):
+    """Return the characters of the first of the most frequent n-grams."""
+    best = 0
+    top = numbers[0]
+    for at in range(active):
+        number = numbers[at]
+        # Numbers are given in order of first occurrence.
+        if counts[number] > best or (counts[number] == best and number < top):
+            best = counts[number]
+            top = number
     total = 0
-    start = 0
-    while start < positions:
-        number = level[start]
-        if number != 0:
-            if counts[number] < 0:  # seen
-                total += ends[start + length] - ends[start] - token_gap[start]
-                start += length
-                continue
+    for at in range(active):
+        if numbers[at] == top:
+            total += ends[places[at] + length] - ends[places[at]] - token_gap[places[at]]
+    return total
+
+
+@inline_kernel
+def _walk_repeated(active, length, places, numbers, counts, ends, token_gap):
+    total = 0
+    free = 0  # the first token that is not stepped over
+    for at in range(active):
+        start = places[at]
+        if start < free:
+            continue
+        number = numbers[at]
+        if counts[number] < 0:  # seen
+            total += ends[start + length] - ends[start] - token_gap[start]
+            free = start + length
+        else:
             counts[number] = -counts[number]
-        start += 1
     return total
 
 
@@ -223,7 +251,7 @@ def character_repetition(data, start, end, num_chars, keys, used, counts, row):
 
     Args:
         keys, used: scratch for a hash table of at least ``table_size(num_chars)``.
-        counts: int64 scratch of at least ``num_chars + 1``.
+        counts: int32 scratch of at least ``num_chars + 1``.
         row: int64 of shape [len(CHARACTER_COLUMNS)], filled.
     """
     row[:] = 0
@@ -266,4 +294,7 @@ def character_repetition(data, start, end, num_chars, keys, used, counts, row):
     most = int(np.sqrt(distinct))
     taken = several if several < most else most
     ordered = np.sort(counts[:several])
-    row[1] = ordered[several - taken :].sum()
+    total = 0
+    for place in range(several - taken, several):
+        total += ordered[place]
+    row[1] = total

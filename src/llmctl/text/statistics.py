@@ -146,11 +146,11 @@ def _statistics(data, offsets, kinds, lower, families, tables, list_of_document,
     entries = longest if families & _CHARACTERS else capacity
     slots = table_size(entries) if families & (_LINES | _NGRAMS | _CHARACTERS) else 1
     keys = np.empty(slots, np.uint64)
-    used = np.empty(slots, np.int64)
+    used = np.empty(slots, np.int32)
     scratch = entries + 2 if families & (_NGRAMS | _CHARACTERS) else 1
-    level = np.empty(scratch, np.int64)
-    counts = np.empty(scratch, np.int64)
-    chars = np.empty(scratch, np.int64)
+    places = np.empty(scratch, np.int32)
+    numbers = np.empty(scratch, np.int32)
+    counts = np.empty(scratch, np.int32)
     ends = np.empty(scratch, np.int64)
     last_seen = np.full(tables.shape, -1, np.int64)
     for document in range(documents):
@@ -166,7 +166,7 @@ def _statistics(data, offsets, kinds, lower, families, tables, list_of_document,
             unspaced = 10 * row[_UNSPACED_AT] >= 3 * row[_LETTERS_AT] and row[_UNSPACED_AT] > 0
             ngram_repetition(
                 num_tokens, unspaced, token_hash, token_chars, token_gap,
-                keys, used, level, counts, chars, ends, row[_NGRAMS_AT:_CHARACTERS_AT],
+                keys, used, places, numbers, counts, ends, row[_NGRAMS_AT:_CHARACTERS_AT],
             )  # fmt: skip
         if families & _CHARACTERS:
             character_repetition(data, start, end, row[0], keys, used, counts, row[_CHARACTERS_AT:_STOP_AT])

@@ -294,6 +294,27 @@ def scan_document(
             previous = point
             num_chars += 1
             position += size
+            if is_word and state == 0 and not single:
+                # Most of most texts: lower-case ASCII letters inside a word need nothing but hash and count.
+                begun = position
+                while position < end and data[position] >= 97 and data[position] <= 122:
+                    byte = np.uint64(data[position])
+                    value = (value ^ byte) * HASH_PRIME
+                    line_value = (line_value ^ byte) * HASH_PRIME
+                    position += 1
+                if position > begun:
+                    num_chars += position - begun
+                    letters += position - begun
+                    word_end = num_chars
+                    word_value = value
+                    line_kept = line_value
+                    line_last = num_chars - 1
+                    line_last_kind = kinds[97]
+                    line_ellipsis = False
+                    has_alpha = True
+                    content = True
+                    dots = 0
+                    previous = 97
             if position >= end:
                 break
             point, size = decode(data, position)

@@ -59,10 +59,10 @@ def plain_verdict(line: str, actions: dict[str, float]) -> str:
     words = [token for token, _ in reference.tokens(line)]
     lowered = "".join(char.lower() if char.isascii() else char for char in line)
     size = len(stripped)
-    if "line_long_word" in actions and max(map(len, words)) > actions["line_long_word"]:
-        return "line_long_word"
     if "line_end_mark" in actions and (stripped[-1] not in reference.LINE_ENDS or stripped.endswith(("...", "…"))):
         return "line_end_mark"
+    if "line_long_word" in actions and max(map(len, words)) > actions["line_long_word"]:
+        return "line_long_word"
     if "line_few_words" in actions and len(words) < actions["line_few_words"]:
         return "line_few_words"
     if "line_javascript" in actions and "javascript" in lowered:
@@ -178,6 +178,7 @@ def test_every_document_has_its_own_actions() -> None:
 
 
 LINE_PIECES = ["a", "Bc", "12", " ", "\n", ".", "...", "…", "!", "[1]", "[edit]", "[", "javascript", "JAVA"]
+LINE_PIECES += ["j", "avascript", "terms of", "use", "policy", "privacy"]
 LINE_PIECES += ["use cookies", "likes", "3 likes", "中文", "。", "\t", "\u3000", "é", "\r\n", "👍"]
 
 
