@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from llmctl import console
@@ -58,7 +59,7 @@ def train(texts: Iterable[str], config: TokenizeConfig, vocab_size: int) -> Toke
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    _interruptible(lambda: tokenizer.train_from_iterator(texts, trainer))
     possible = tokenizer.get_vocab_size()
     if possible < vocab_size:
         raise UserError(
@@ -68,3 +69,21 @@ def train(texts: Iterable[str], config: TokenizeConfig, vocab_size: int) -> Toke
         )
     console.info(f"trained a vocabulary of {possible:,} tokens")
     return TokenizerFolder(tokenizer.to_str(pretty=True), EOS_TOKEN, PAD_TOKEN, [*CHAT_TOKENS, *config.special_tokens])
+
+
+def _interruptible(work: Callable[[], None]) -> None:
+    """Run long work of a library in another thread, so that Ctrl-C ends it at once and not when the library returns."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as failure:  # handed to the main thread
+            failures.append(failure)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(timeout=0.2)
+    if failures:
+        raise failures[0]
