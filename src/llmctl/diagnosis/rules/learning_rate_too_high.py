@@ -52,6 +52,8 @@ def find_rise(evidence: Evidence, *, share: float, sigmas: float) -> Rise | None
     if len(loss) < 8:
         return None
     smoothed = smooth(loss, least=3 if len(loss) < 60 else 5)
+    # The first loss is that of the initial weights: it may be the lowest there ever was.
+    smoothed.values[0] = loss.values[0]
     lowest = np.minimum.accumulate(smoothed.values)
     rises = smoothed.values - lowest
     top = int(np.argmax(rises))
@@ -99,9 +101,9 @@ class Rule:
         return [
             Finding(
                 rule="learning_rate_too_high",
-                severity=Severity.CRITICAL if lasting else Severity.WARNING,
+                severity=Severity.CRITICAL if lasting or rise.top > 2 * start else Severity.WARNING,
                 step=rise.bottom_step,
-                evidence=f"the loss falls to {rise.bottom:.4g} by step {rise.bottom_step}{at}, rises to {rise.top:.4g} "
+                evidence=f"the loss is {rise.bottom:.4g} at step {rise.bottom_step}{at}, rises to {rise.top:.4g} "
                 f"and {course}",
                 cause="updates overshoot: the peak learning rate is too high for this model and batch",
                 fix=lower_lr(evidence),
