@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -182,6 +183,13 @@ class Transformer(nn.Module):
     def logical_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield (name in the full model, parameter), tied weights once, under the embedding's name."""
         yield from self.named_parameters(remove_duplicate=True)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Transformer:
+        # Rotary frequencies stay float32 whatever the module is cast to: in bf16 positions beyond 256 would blur.
+        super()._apply(fn, recurse)
+        device = next((parameter.device for parameter in self.parameters()), self.frequencies.device)
+        self.frequencies = rope_frequencies(self.config).to(device)
+        return self
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:

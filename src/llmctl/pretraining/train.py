@@ -10,9 +10,7 @@ from llmctl import console
 from llmctl.artifacts.shards import TokenDocuments, open_shards
 from llmctl.errors import UserError
 from llmctl.model.config import ModelConfig
-from llmctl.model.huggingface import find_model_folder, load_weights, read_model_config, special_token_ids
-from llmctl.model.layers import TensorGroup
-from llmctl.model.transformer import Transformer
+from llmctl.model.huggingface import read_model_config, special_token_ids
 from llmctl.pretraining.config import PretrainConfig
 from llmctl.pretraining.data import PretrainingData
 from llmctl.training.engines.base import Engine
@@ -21,6 +19,7 @@ from llmctl.training.export import export_model
 from llmctl.training.launch import MODEL_FOLDER
 from llmctl.training.layout import micro_batch_size
 from llmctl.training.losses.next_token import NextTokenLoss
+from llmctl.training.models import build_model
 from llmctl.training.run import Job, TrainingRun, fit
 
 # Above this many sequences AdamW is commonly replaced by LAMB (You et al. 2020).
@@ -33,12 +32,7 @@ def train(job: Job) -> dict[str, Any]:
     config = resolve(job.config, documents)
     world = job.world
     data = PretrainingData(documents, config, micro_batch_size(config, world.layout.dp), world.dp_rank, world.layout.dp)
-    group = TensorGroup(world.layout.tp, world.tp_rank, world.groups.get("tp"))
-    model = Transformer(config.model, group=group, seed=None if config.init_from else config.seed)
-    model.checkpoint_layers = config.recompute == "full"
-    if config.init_from:
-        load_weights(model, find_model_folder(config.init_from))
-    engine = make_engine(model, config, world)
+    engine = make_engine(build_model(config.model, config, world, config.init_from), config, world)
     if world.is_main:
         _say_what(config, data, engine, job)
     try:

@@ -90,7 +90,12 @@ class TrainingConfig:
         Literal["auto", "native", "deepspeed"], Opt("What computes steps; `auto` says what it chose.", identity=False)
     ] = "auto"
     threads: Annotated[
-        int, Opt("CPU threads of each process; 0 takes OMP_NUM_THREADS, or divides the cores among the processes.", min=0, identity=False)
+        int,
+        Opt(
+            "CPU threads of each process; 0 takes OMP_NUM_THREADS, or divides the cores among the processes.",
+            min=0,
+            identity=False,
+        ),
     ] = 0
     timeout_s: Annotated[
         float, Opt("Longest wait for another process before the run is given up.", min=1, identity=False)

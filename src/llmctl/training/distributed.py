@@ -126,13 +126,14 @@ def connect(config: TrainingConfig) -> World:
         torch.set_num_threads(config.threads or max(1, available_cores() // max(1, local_size)))
     world = World(rank, world_size, local_rank, device, layout)
     if world_size > 1:
-        dist.init_process_group(
-            "nccl" if kind == "cuda" else "gloo",
-            init_method=os.environ.get(RENDEZVOUS_VARIABLE, "env://"),
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=config.timeout_s),
-        )
+        if not dist.is_initialized():
+            dist.init_process_group(
+                "nccl" if kind == "cuda" else "gloo",
+                init_method=os.environ.get(RENDEZVOUS_VARIABLE, "env://"),
+                rank=rank,
+                world_size=world_size,
+                timeout=timedelta(seconds=config.timeout_s),
+            )
         for axis in ("tp", "dp", "pp"):
             for ranks in layout.groups(axis):
                 group = dist.new_group(ranks)  # every process makes every group, in the same order
@@ -142,6 +143,9 @@ def connect(config: TrainingConfig) -> World:
 
 
 def disconnect() -> None:
-    """Leave the process group, if there is one."""
-    if dist.is_available() and dist.is_initialized():
+    """Leave the other processes, if there are any.
+
+    A group of one (DeepSpeed wants one) stays: DeepSpeed remembers it for the life of the process.
+    """
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         dist.destroy_process_group()

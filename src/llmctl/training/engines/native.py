@@ -262,7 +262,7 @@ def _data_parallel(module: nn.Module, world: World) -> nn.Module:
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
     )
 
-    def sum_gradients(state: Any, bucket: Any) -> Any:
+    def sum_gradients(state, bucket):  # torch refuses annotations that are text, as they all are here
         future = dist.all_reduce(bucket.buffer(), group=state, async_op=True).get_future()
         return future.then(lambda done: done.value()[0])
 

@@ -1,0 +1,91 @@
+"""The loss and the gradient norm do not depend on the layout, the engine or the cut into micro-batches."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+_spec = importlib.util.spec_from_file_location("parity_harness", Path(__file__).with_name("harness.py"))
+harness = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(harness)
+
+pytestmark = pytest.mark.distributed
+TOLERANCE = {"fp32": 1e-5, "fp64": 1e-10}
+
+OPTIMIZERS = ("adamw", "sgd")
+UNTIED = {"tied_embeddings": False, "qk_norm": True}
+TWO = {
+    **{
+        f"{engine} dp2 zero{zero} {optimizer}": harness.case(engine=engine, zero_stage=zero, optimizer=optimizer)
+        for engine, zeros in (("native", (0,)), ("deepspeed", (0, 1, 2, 3)))
+        for zero in zeros
+        for optimizer in OPTIMIZERS
+    },
+    "native dp2 lamb": harness.case(engine="native", optimizer="lamb"),
+    "native dp2 fp64": harness.case(engine="native", precision="fp64", optimizer="sgd"),
+    "native dp2 whole batch": harness.case(engine="native", micro_batch_size=4, optimizer="sgd"),
+    "native dp2 single rows": harness.case(engine="native", micro_batch_size=1, optimizer="sgd"),
+    "deepspeed dp2 zero2 single rows": harness.case(
+        engine="deepspeed", zero_stage=2, micro_batch_size=1, optimizer="sgd"
+    ),
+    "deepspeed dp2 zero3 untied": harness.case(
+        engine="deepspeed", zero_stage=3, micro_batch_size=1, optimizer="sgd", model=UNTIED
+    ),
+    "native dp2 recompute": harness.case(engine="native", recompute="full", optimizer="sgd"),
+    "native tp2": harness.case(engine="native", tp=2),
+    "native tp2 sgd fp64": harness.case(engine="native", tp=2, precision="fp64", optimizer="sgd"),
+    "native tp2 lamb": harness.case(engine="native", tp=2, optimizer="lamb"),
+    "native tp2 untied qk-norm": harness.case(engine="native", tp=2, optimizer="sgd", model=UNTIED),
+    "native tp2 biases": harness.case(engine="native", tp=2, optimizer="sgd", model={"qkv_bias": True}),
+}
+
+
+def reference_of(case: dict) -> dict:
+    """Return the same case for one process of the native engine."""
+    plain = {"engine": "native", "zero_stage": 0, "tp": 1, "pp": 1, "micro_batch_size": 8, "recompute": "none"}
+    return {**case, **plain}
+
+
+@pytest.fixture(scope="module")
+def references():
+    """One-process results by case, each computed once."""
+    import json
+
+    import torch
+
+    torch.set_num_threads(1)
+    known: dict[str, dict] = {}
+
+    def find(case: dict) -> dict:
+        plain = reference_of(case)
+        key = json.dumps(plain, sort_keys=True)
+        if key not in known:
+            known[key] = harness.run_case(plain)
+        return known[key]
+
+    return find
+
+
+def assert_equal(got: dict, expected: dict, tolerance: float) -> None:
+    assert got["losses"] == pytest.approx(expected["losses"], rel=tolerance)
+    assert got["norms"] == pytest.approx(expected["norms"], rel=tolerance)
+    assert got["evaluated"] == pytest.approx(expected["evaluated"], rel=tolerance)
+    assert got["differing_replicas"] == 0
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    return dict(zip(TWO, harness.run_cases(2, list(TWO.values()), tmp_path_factory.mktemp("two")), strict=True))
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_processes_equal_one(two_processes, references, name):
+    assert_equal(two_processes[name], references(TWO[name]), TOLERANCE[TWO[name]["precision"]])
+
+
+def test_clipping_is_active_and_the_loss_falls(references):
+    expected = references(TWO["native dp2 zero0 adamw"])
+    assert min(expected["norms"]) > harness.BASE["max_grad_norm"]
+    assert len({round(loss, 6) for loss in expected["losses"]}) == len(expected["losses"])
