@@ -27,11 +27,15 @@ def command(
     run: Annotated[
         Path | None,
         typer.Argument(
-            help="A run's folder (finished or not), trainer_state.json, TensorBoard event files, or a CSV of step,loss."
+            metavar="[RUN]",
+            help="A run's folder (finished or not), trainer_state.json, TensorBoard event files, or a CSV of step,loss.",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Argument(help="A folder for findings.json, report.html and a manifest; none if left out.")
+        Path | None,
+        typer.Argument(
+            metavar="[OUTPUT]", help="A folder for findings.json, report.html and a manifest; none if left out."
+        ),
     ] = None,
     *,
     html: Annotated[Path | None, typer.Option("--html", help="Write a self-contained page to this file.")] = None,
@@ -54,12 +58,14 @@ def command(
         _, diagnosis = stage.run(run, output, config, options)
     else:
         diagnosis = stage.diagnose(run, config)
-    if html is not None and not options.dry_run:
+    if html is not None:
         _check_page_path(html, run)
+    if html is not None and not options.dry_run:
         stage.write_page(diagnosis, html)
     _print(diagnosis)
-    if html is not None and not options.dry_run:
-        console.info(f"page: {html}")
+    for path in (html, output):
+        if path is not None:
+            console.info(f"would write {path}" if options.dry_run else f"written: {path}")
     if exit_code and diagnosis.findings:
         raise LimitPassed(diagnosis.verdict, "the fixes stand above; without --exit-code findings do not count")
 
