@@ -130,6 +130,8 @@ def _chat(responder: Responder) -> None:
         history.append(Message(USER, line))
         if not responder.as_chat:
             history = history[-1:]
+        while len(history) > 1 and not responder.has_room(Conversation(tuple(history))):
+            history = history[2:]  # the oldest question and its answer
         text = _stream(responder, Conversation(tuple(history)))
         history.append(Message(ASSISTANT, text))
         responder.config.seed += 1

@@ -13,6 +13,7 @@ from llmctl.artifacts.files import write_json
 from llmctl.artifacts.inputs import Input
 from llmctl.training.conversations.formats import read_prompt
 from llmctl.training.conversations.ledger import Ledger
+from llmctl.training.conversations.preferences import read_comparison
 from llmctl.training.conversations.reading import read_records
 from llmctl.training.conversations.records import BadRecord, Conversation, Message
 from llmctl.training.conversations.template import ChatTemplate
@@ -63,9 +64,16 @@ def _understood(source: Input, ledger: Ledger) -> Iterator[tuple[str, int, Conve
             ledger.reject(raw.file, raw.line, raw.error, raw.head)
             continue
         try:
-            yield raw.file, raw.line, read_prompt(raw.value)
+            yield raw.file, raw.line, _prompt_of(raw.value)
         except BadRecord as failure:
             ledger.reject(raw.file, raw.line, str(failure))
+
+
+def _prompt_of(record: Any) -> Conversation:
+    """Return the prompt of a record of prompts, of conversations, or of comparisons."""
+    if isinstance(record, dict) and (record.get("chosen") is not None or record.get("responses") is not None):
+        return Conversation(read_comparison(record).prompt)
+    return read_prompt(record)
 
 
 def _render(

@@ -54,6 +54,14 @@ class Responder:
             )
         return ids
 
+    def has_room(self, prompt: Conversation) -> bool:
+        """Tell whether a prompt leaves half of what the model reads, or `max_new_tokens`, for the answer."""
+        limit = self.model.config.max_seq_len
+        (ids,) = self.template.prompts([prompt])
+        if not limit or isinstance(ids, BadRecord):
+            return True
+        return len(ids) + min(self.config.max_new_tokens, limit // 2) <= limit
+
     def answer(
         self, prompts: Sequence[list[int]], *, on_token: Callable[[int, int], None] | None = None
     ) -> list[Generated]:

@@ -56,7 +56,7 @@ def read_conversations(record: Any) -> list[Conversation]:
     if not isinstance(record, Mapping):
         raise BadRecord(f"a {kind_of(record)}, not an object with fields")
     if any(record.get(key) is not None for key in COMPARISON_KEYS):
-        raise BadRecord("holds a comparison, not a conversation: use it with `llmctl rlhf reward`")
+        raise BadRecord("holds a comparison, not a conversation (`llmctl rlhf reward` learns from it)")
     if record.get("label") is False:
         raise UnwantedRecord("label is false")
     if record.get("messages") is not None:
@@ -88,7 +88,7 @@ def read_prompt(record: Any) -> Conversation:
         return _checked_prompt(_instruction_turns(record), record)
     prompt = next((record[key] for key in (*PROMPT_KEYS, "text") if record.get(key) is not None), None)
     if prompt is None:
-        raise BadRecord(f"no prompt in it; its fields are {', '.join(map(str, record)) or 'none'}")
+        raise BadRecord(f"no prompt in it: its fields are {', '.join(map(str, record)) or 'none'}")
     return _checked_prompt(prompt_turns(prompt), record)
 
 
@@ -117,11 +117,11 @@ def read_turn(turn: Any, position: int) -> Message:
         BadRecord: no role that is known, or no text.
     """
     if not isinstance(turn, Mapping):
-        raise BadRecord(f"turn {position} is a {kind_of(turn)}, not an object")
+        raise BadRecord(f"a turn is not an object: turn {position} is a {kind_of(turn)}")
     name = turn.get("role", turn.get("from"))
     role = ROLE_NAMES.get(name.strip().lower()) if isinstance(name, str) else None
     if role is None:
-        raise BadRecord(f"turn {position} has the unknown role {name!r}")
+        raise BadRecord(f"a turn has an unknown role: turn {position} has {name!r}")
     content = turn.get("content", turn.get("value"))
     if content is None and turn.get("tool_calls"):
         content = "\n".join(_tool_call(call) for call in turn["tool_calls"])
@@ -147,8 +147,10 @@ def read_text(value: Any, what: str) -> str:
         kinds = {str(part.get("type")) for part in value}
         if kinds == {"text"} and all(isinstance(part.get("text"), str) for part in value):
             return "".join(part["text"] for part in value)
-        raise BadRecord(f"{what} has parts that are not text ({', '.join(sorted(kinds - {'text'})) or 'broken'})")
-    raise BadRecord(f"{what} is a {kind_of(value)}, not text")
+        raise BadRecord(
+            f"a content has parts that are not text: {what} has {', '.join(sorted(kinds - {'text'})) or 'broken ones'}"
+        )
+    raise BadRecord(f"a field is not text: {what} is a {kind_of(value)}")
 
 
 def prompt_turns(value: Any) -> list[Message]:
@@ -185,7 +187,7 @@ def _alpaca(record: Mapping[str, Any]) -> list[Conversation]:
 def _answer(record: Mapping[str, Any]) -> str:
     key = next((key for key in ANSWER_KEYS if record.get(key) is not None), None)
     if key is None:
-        raise BadRecord(f"no answer in it; its fields are {', '.join(map(str, record))}")
+        raise BadRecord(f"no answer in it: its fields are {', '.join(map(str, record))}")
     return read_text(record[key], f"`{key}`")
 
 
@@ -194,7 +196,7 @@ def _prompt_completion(record: Mapping[str, Any]) -> Conversation:
     answer_key = next((key for key in ANSWER_KEYS if record.get(key) is not None and key != prompt_key), None)
     if prompt_key is None or answer_key is None:
         raise BadRecord(
-            f"no conversation and no prompt with an answer; its fields are {', '.join(map(str, record)) or 'none'}"
+            f"no conversation and no prompt with an answer: its fields are {', '.join(map(str, record)) or 'none'}"
         )
     turns = prompt_turns(record[prompt_key])
     answer = record[answer_key]

@@ -42,7 +42,7 @@ class Ledger:
     def reject(self, file: str, line: int | None, error: str, head: bytes = b"") -> None:
         """Account for a record that cannot be used."""
         self.accounting.add_file(file, invalid=1)
-        self.accounting.errors[error.split(";")[0].split(":")[0]] += 1
+        self.accounting.errors[error] += 1
         self.invalid.append(InvalidRecord(file, error, line, head=head))
 
     def require_some(self, name: str, kept: int, what: str) -> None:
@@ -56,9 +56,13 @@ class Ledger:
         records = self.accounting.records()
         if not records["in"]:
             raise UserError(f"{name} holds no records", f"give JSON, JSONL or Parquet with {what}")
-        reason, count = (self.accounting.errors + self.accounting.reasons).most_common(1)[0]
+        errors, examples = self.accounting.errors_by_kind()
+        reason, count = (Counter(errors) + self.accounting.reasons).most_common(1)[0]
         hint = HINTS.get(reason, f"give records with {what}; the guide shows the shapes that are known")
-        raise UserError(f"none of the {records['in']:,} records of {name} can be used ({count:,} × {reason})", hint)
+        raise UserError(
+            f"none of the {records['in']:,} records of {name} can be used ({count:,} × {examples.get(reason, reason)})",
+            hint,
+        )
 
     def report(self) -> None:
         """Say on stderr what was left out, was invalid, or was mended."""

@@ -36,7 +36,7 @@ def read_comparison(record: Any) -> Comparison:
     elif "response1" in record or "response_a" in record:
         prompt, answers, scores = _votes(record)
     else:
-        raise BadRecord(f"no comparison in it; its fields are {', '.join(map(str, record)) or 'none'}")
+        raise BadRecord(f"no comparison in it: its fields are {', '.join(map(str, record)) or 'none'}")
     return _checked(_with_system(prompt, record), answers, scores)
 
 
@@ -98,7 +98,7 @@ def _prompt(record: Mapping[str, Any]) -> list[Message] | None:
 def _required_prompt(record: Mapping[str, Any]) -> list[Message]:
     prompt = _prompt(record)
     if prompt is None:
-        raise BadRecord(f"no prompt in it; its fields are {', '.join(map(str, record))}")
+        raise BadRecord(f"no prompt in it: its fields are {', '.join(map(str, record))}")
     return prompt
 
 
@@ -123,7 +123,7 @@ def _ranked(record: Mapping[str, Any]) -> tuple[list[Message], list[str], list[f
             answers.append(read_text(entry, f"answer {position}"))
     scores = scores if scores is not None else found
     if not isinstance(scores, Sequence) or len(scores) != len(answers):
-        raise BadRecord(f"{len(answers)} answers, but not a score or rank for each")
+        raise BadRecord(f"not a score or rank for each answer: {len(answers)} answers")
     if not all(_is_number(score) for score in scores):
         raise BadRecord("a score is not a number")
     return _required_prompt(record), answers, [float(score) for score in scores]
@@ -158,7 +158,7 @@ def _vote(value: Any) -> int:
     }
     vote = named.get(str(value).lower())
     if vote is None or isinstance(value, bool):
-        raise BadRecord(f"the judgement {value!r} is none of 0 (tie), 1, 2")
+        raise BadRecord(f"a judgement is none of 0 (tie), 1, 2: {value!r}")
     return vote
 
 

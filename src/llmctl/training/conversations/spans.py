@@ -129,7 +129,7 @@ def _content_spans(
         content = message.content.strip()
         start = text.find(content, position)
         if start < 0:
-            raise BadRecord(f"the chat template rewrites or drops the text of turn {number}")
+            raise BadRecord(f"the chat template rewrites or drops a text: turn {number}")
         position = start + len(content)
         spans.append((start, position))
     return spans

@@ -80,7 +80,7 @@ def test_shapes(record, expected) -> None:
         ({"messages": "nonsense"}, "not a list"),
         ({"messages": [{"role": "user", "content": "Q"}]}, "no turn of the assistant"),
         ({"messages": [{"role": "assistant", "content": "A"}]}, "no turn of the user"),
-        ({"messages": [{"role": "wizard", "content": "Q"}]}, "unknown role 'wizard'"),
+        ({"messages": [{"role": "wizard", "content": "Q"}]}, "unknown role: turn 1 has 'wizard'"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]}, "not text"),
         ({"prompt": "Q", "chosen": "A", "rejected": "B"}, "comparison"),
         ({"messages": [7]}, "turn 1 is a number"),
