@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from llmctl.diagnosis.stage import Diagnosis
 
 
+MAX_OPERATORS = 10
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("diagnose")(command)
@@ -28,7 +31,7 @@ def command(
         Path | None,
         typer.Argument(
             metavar="[RUN]",
-            help="A run's folder (finished or not), trainer_state.json, TensorBoard event files, or a CSV of step,loss.",
+            help="A run's folder (finished or not), trainer_state.json, TensorBoard events, or a CSV of step,loss.",
         ),
     ] = None,
     output: Annotated[
@@ -39,6 +42,10 @@ def command(
     ] = None,
     *,
     html: Annotated[Path | None, typer.Option("--html", help="Write a self-contained page to this file.")] = None,
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option("--trace", help="A profiler trace (Chrome JSON, also .gz) of the run; repeatable."),
+    ] = None,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="End with status 3 if anything was found.")] = False,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="RULE", help="Print a rule's page and stop; `all` lists them.")
@@ -55,9 +62,9 @@ def command(
     if run is None:
         raise UserError("no run was named", "llmctl diagnose RUN; `llmctl diagnose --explain all` lists the rules")
     if output is not None:
-        _, diagnosis = stage.run(run, output, config, options)
+        _, diagnosis = stage.run(run, output, config, options, trace or ())
     else:
-        diagnosis = stage.diagnose(run, config)
+        diagnosis = stage.diagnose(run, config, trace or ())
     if html is not None:
         _check_page_path(html, run)
     if html is not None and not options.dry_run:
@@ -102,6 +109,13 @@ def _print(diagnosis: Diagnosis) -> None:
     lines = []
     for position, finding in enumerate(findings, 1):
         lines += [f"{position}. {finding.rule}: {finding.cause}", f"   fix: {finding.fix}"]
+    for trace in diagnosis.traces:
+        console.table(
+            f"{trace.path.name}: own time of operators",
+            ("operator", "own s", "calls", "share of the trace"),
+            [(name, own, calls, f"{own / trace.span_s:.1%}") for name, own, calls in trace.operators[:MAX_OPERATORS]],
+            to_stdout=True,
+        )
     lines.append(diagnosis.verdict)
     if diagnosis.not_judged:
         missing = sorted({need.partition(" or ")[0] for needs in diagnosis.not_judged.values() for need in needs})

@@ -8,7 +8,9 @@ from llmctl.diagnosis.breakdown import step_breakdown
 from llmctl.diagnosis.columns import Series
 from llmctl.diagnosis.evidence import Evidence
 from llmctl.diagnosis.findings import Finding
+from llmctl.diagnosis.traces import Trace
 from llmctl.report.charts import Curve, Mark, line_chart, parts_chart
+from llmctl.report.flame import flame_graph
 from llmctl.report.page import Page
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ CHARTS: tuple[tuple[str, str, bool, tuple[tuple[str, str], ...]], ...] = (
     ("Loss scale", "", True, (("loss_scale", "loss scale"),)),
 )
 MAX_RANK_CURVES = 8
+MAX_OPERATORS = 20
 
 
 def diagnosis_page(diagnosis: Diagnosis) -> str:
@@ -62,6 +65,8 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
         page.add(line_chart(curves, title=title, y_label=unit, log_y=log, marks=marks))
     _breakdown(page, evidence)
     _ranks(page, evidence)
+    for trace in diagnosis.traces:
+        _trace(page, trace)
     page.heading("What was looked at")
     page.table(
         ("rule", "judged", "not logged"),
@@ -101,6 +106,28 @@ def _breakdown(page: Page, evidence: Evidence) -> None:
         )
     )
     page.table(("part", "seconds", "share of the step, %"), [(p.name, p.seconds, 100 * p.share) for p in parts])
+
+
+def _trace(page: Page, trace: Trace) -> None:
+    page.heading(f"Trace {trace.path.name}")
+    steps = f", steps {trace.steps[0]} to {trace.steps[-1]}" if trace.steps else ""
+    busy = (
+        "" if trace.device_busy_s is None else f"; the device is busy {100 * trace.device_busy_s / trace.span_s:.0f} %"
+    )
+    page.paragraph(f"{trace.span_s:.4g} s{steps}{busy}")
+    page.add(flame_graph(trace.root, title="Who called whom: width is time, summed over threads and streams"))
+    page.table(
+        ("work", "seconds in which it was going on", "share of the trace, %"),
+        [(kind, seconds, 100 * seconds / trace.span_s) for kind, seconds in trace.seconds.items()],
+    )
+    page.table(("operator", "own time, s", "calls"), trace.operators[:MAX_OPERATORS])
+    page.table(
+        ("communication", "calls", "seconds", "MB", "MB/s"),
+        [
+            (name, calls, seconds, size / 1e6 or None, size / 1e6 / seconds if size and seconds else None)
+            for name, calls, seconds, size in trace.collectives[:MAX_OPERATORS]
+        ],
+    )
 
 
 def _ranks(page: Page, evidence: Evidence) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmctl.artifacts.files import atomic_file
+from llmctl.artifacts.files import atomic_file, write_file
 from llmctl.artifacts.inputs import open_input
 from llmctl.artifacts.manifest import Manifest
 from llmctl.artifacts.output import open_output
@@ -17,6 +18,7 @@ from llmctl.diagnosis.evidence import MIN_STEPS, Evidence
 from llmctl.diagnosis.findings import Finding, worst_first
 from llmctl.diagnosis.readers.load import load_evidence
 from llmctl.diagnosis.registry import build_rule, lacking, rule_classes
+from llmctl.diagnosis.traces import Trace, read_trace
 from llmctl.errors import unknown_name
 
 FINDINGS_NAME = "findings.json"
@@ -30,12 +32,14 @@ class Diagnosis:
     Attributes:
         evidence: what was looked at.
         findings: worst first.
+        traces: profiler traces of the run, if any were given.
         judged: the rules that had what they need.
         not_judged: {rule: what the run would have had to log}.
     """
 
     evidence: Evidence
     findings: list[Finding]
+    traces: list[Trace] = field(default_factory=list)
     judged: list[str] = field(default_factory=list)
     not_judged: dict[str, list[str]] = field(default_factory=dict)
 
@@ -79,15 +83,17 @@ class Diagnosis:
             "breakdown": [
                 {"part": part.name, "seconds": part.seconds, "share": part.share} for part in step_breakdown(evidence)
             ],
+            "traces": [trace.to_mapping() for trace in self.traces],
         }
 
 
-def diagnose(run: Path, config: DiagnoseConfig) -> Diagnosis:
+def diagnose(run: Path, config: DiagnoseConfig, traces: Sequence[Path] = ()) -> Diagnosis:
     """Judge a run.
 
     Args:
         run: a run's folder, or one of the logs that `load_evidence` knows.
         config: which rules, with which limits.
+        traces: profiler traces of the run.
 
     Raises:
         UserError: nothing that can be judged, or an unknown rule or threshold.
@@ -98,7 +104,7 @@ def diagnose(run: Path, config: DiagnoseConfig) -> Diagnosis:
             raise unknown_name("diagnosis rule", name, known)
     names = [name for name in known if not config.rules or name in config.rules]
     rules = {name: build_rule(name, config.thresholds.get(name)) for name in names}
-    diagnosis = Diagnosis(load_evidence(run), [])
+    diagnosis = Diagnosis(load_evidence(run), [], [read_trace(path) for path in traces])
     found: list[Finding] = []
     for name, rule in rules.items():
         missing = lacking(rule, diagnosis.evidence)
@@ -119,7 +125,9 @@ def write_page(diagnosis: Diagnosis, path: Path) -> None:
         out.write(diagnosis_page(diagnosis).encode("utf-8"))
 
 
-def run(source: Path, output: Path, config: DiagnoseConfig, options: RunOptions) -> tuple[Manifest | None, Diagnosis]:
+def run(
+    source: Path, output: Path, config: DiagnoseConfig, options: RunOptions, traces: Sequence[Path] = ()
+) -> tuple[Manifest | None, Diagnosis]:
     """Judge a finished run and write the result as an artifact of kind `report`.
 
     Returns:
@@ -128,7 +136,7 @@ def run(source: Path, output: Path, config: DiagnoseConfig, options: RunOptions)
     Raises:
         UserError: nothing to judge, or the output cannot be claimed.
     """
-    diagnosis = diagnose(source, config)
+    diagnosis = diagnose(source, config, traces)
     opened = open_input(source, role="run", payload="metrics")
     with open_output(
         output, kind="report", stage="diagnose", config=config, inputs=[opened], options=options
@@ -138,7 +146,6 @@ def run(source: Path, output: Path, config: DiagnoseConfig, options: RunOptions)
         result = diagnosis.to_mapping()
         del result["run"]  # a path of this machine
         records = [claimed.write_json(FINDINGS_NAME, _plain(result))]
-        from llmctl.artifacts.files import write_file
         from llmctl.diagnosis.page import diagnosis_page
 
         records.append(write_file(claimed.root, PAGE_NAME, diagnosis_page(diagnosis).encode("utf-8")))
