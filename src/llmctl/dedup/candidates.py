@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -205,7 +206,7 @@ def _prefixes(values, weights, offsets, active, table, shift, threshold, hashes,
         count = 0
         own = np.empty(end - begin, np.uint64)
         own_weights = np.empty(end - begin, np.int64)
-        total = 0
+        total: Any = 0
         for place in order:
             value, weight = values[begin + place], np.int64(weights[begin + place])
             total += weight

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmctl.artifacts.documents import write_invalid
-from llmctl.artifacts.files import FileRecord, atomic_file
+from llmctl.artifacts.files import FileRecord, atomic_file, explain_os_error, temporary_name
 from llmctl.artifacts.raw.blocks import Block, DocumentBatch
 from llmctl.dedup.bands import Bands
 from llmctl.dedup.config import DedupConfig
 from llmctl.dedup.index import index_schema, write_index
 from llmctl.runtime.pool import Unit, UnitResult
-from llmctl.text.buffers import text_buffers
+from llmctl.text.buffers import Scratch, text_buffers
 from llmctl.text.minhash import SCHEME, band_hashes, minhash_signatures, permutations
 from llmctl.text.paragraphs import hash_paragraphs, may_need_nfc
 from llmctl.text.shingles import shingle_sets
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 # Text that the kernels work on at a time; small, so that hashes are still in the cache when they are sorted.
 SLICE_BYTES = 8_000_000
 BANDS_FOLDER = "_state/bands"
+STAGED_FOLDER = "_state/documents"
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,32 @@ def save_array(root: Path, relative: str, array: np.ndarray) -> FileRecord:
     return out.record(relative)
 
 
+def stage_documents(root: Path, name: str, batch: DocumentBatch) -> FileRecord:
+    """Write the documents of a block uncompressed, so that the last pass need not parse the input again.
+
+    The file is state of the run and no payload: it is not hashed.
+    """
+    import pyarrow as pa
+
+    table = batch.table.append_column("file", pa.array(batch.file_index.astype(np.int32)))
+    path = root / STAGED_FOLDER / f"{name}.arrow"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_name(path)
+    try:
+        with open(temporary, "wb") as raw:
+            with pa.ipc.new_file(raw, table.schema) as writer:
+                writer.write_table(table)
+            raw.flush()
+            os.fsync(raw.fileno())
+        os.replace(temporary, path)
+    except OSError as failure:
+        temporary.unlink(missing_ok=True)
+        raise explain_os_error(failure, path) from failure
+    return FileRecord(f"{STAGED_FOLDER}/{name}.arrow", path.stat().st_size, "")
+
+
 def sign_block(unit: Unit, context: SignContext) -> UnitResult:
-    """Read one block, write its index, its band hashes and its invalid records."""
+    """Read one block; write its documents, its index, its band hashes and its invalid records."""
     from llmctl.artifacts.raw.read import read_block
 
     block: Block = unit.payload
@@ -73,17 +100,21 @@ def sign_block(unit: Unit, context: SignContext) -> UnitResult:
     root = Path(context.root)
     parts: list[np.ndarray] = []
     batch_rows: list[int] = []
+    scratch = Scratch()
 
     def record_batches() -> Iterator[pa.RecordBatch]:
         first_rows = _rows_in_files(batch)
         for begin, end in _slices(batch.table):
-            record_batch, hashes = _sign_slice(batch, first_rows, begin, end, context)
+            record_batch, hashes = _sign_slice(batch, first_rows, begin, end, context, scratch)
             parts.append(hashes)
             batch_rows.append(end - begin)
             yield record_batch
 
     schema = index_schema(context.bands.num_perm, describe_index(context.config, context.bands))
-    files = [write_index(root, f"{context.index_folder}/{unit.name}.arrow", schema, record_batches())]
+    with ThreadPoolExecutor(1) as writer:
+        staged = writer.submit(stage_documents, root, unit.name, batch)  # the disk works while the kernels do
+        index = write_index(root, f"{context.index_folder}/{unit.name}.arrow", schema, record_batches())
+    files = [staged.result(), index]
     hashes = np.concatenate(parts, axis=1) if parts else np.zeros((context.bands.num_bands, 0), np.uint64)
     files.append(save_array(root, f"{BANDS_FOLDER}/{unit.name}.npy", hashes))
     files += write_invalid(root, unit.name, batch.invalid)
@@ -120,7 +151,7 @@ def _slices(table: pa.Table) -> Iterator[tuple[int, int]]:
 
 
 def _sign_slice(
-    batch: DocumentBatch, rows_in_files: np.ndarray, begin: int, end: int, context: SignContext
+    batch: DocumentBatch, rows_in_files: np.ndarray, begin: int, end: int, context: SignContext, scratch: Scratch
 ) -> tuple[pa.RecordBatch, np.ndarray]:
     import pyarrow as pa
 
@@ -131,6 +162,7 @@ def _sign_slice(
     sets = shingle_sets(
         data,
         offsets,
+        scratch=scratch,
         ngram_size=config.ngram_size,
         char_ngram_size=config.char_ngram_size,
         char_share=config.char_share,

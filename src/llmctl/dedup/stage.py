@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from llmctl.dedup.candidates import (
 from llmctl.dedup.config import DedupConfig
 from llmctl.dedup.index import Index, IndexFile
 from llmctl.dedup.reports import find_clusters, find_places, largest_clusters, write_clusters, write_pairs
-from llmctl.dedup.signatures import SignContext, describe_index, save_array, sign_block
+from llmctl.dedup.signatures import STAGED_FOLDER, SignContext, describe_index, save_array, sign_block
 from llmctl.dedup.survivors import (
     EMPTY_TEXT,
     EXACT,
@@ -120,13 +122,22 @@ class _Run:
         self.memory = max(config.memory // out.options.num_workers, 16_000_000)
         self.index_folder = INDEX_FOLDER if config.keep_index else f"{STATE_FOLDER}/{INDEX_FOLDER}"
 
-    def blocks(self) -> list[Block] | Any:
-        """Return the blocks of the input, cut anew."""
+    def blocks(self) -> Iterator[Block]:
+        """Return the blocks of the input."""
         return plan_blocks(self.source, self.config.read)
+
+    def _state_of(self, block: Block) -> str:
+        """Return what changes when a file of the block is changed between a kill and the next start."""
+        times = {file.path: (file.bytes, file.mtime_ns) for file in self.source.files}
+        files = sorted({segment.file for segment in block.segments})
+        return sha256(repr([(file, times.get(file)) for file in files]).encode()).hexdigest()[:16]
 
     def finish(self) -> Manifest:
         """Run all phases and write the manifest."""
         signed = self.sign()
+        # What the later phases depend on: if a block had to be signed anew, they are done anew as well.
+        contents = repr([(unit.name, result.data["content_hash"]) for unit, result in signed])
+        self.key = sha256(contents.encode()).hexdigest()[:16]
         self.blocks_signed = [unit.name for unit, _ in signed]
         data = [result.data for _, result in signed]
         files = tuple(
@@ -141,7 +152,7 @@ class _Run:
             )
         decisions, searched = self.decide()
         save_decisions(self.out.root, decisions)
-        written = self.write(data, decisions)
+        written = self.write(data)
         return self.report(signed, written, decisions, data, searched)
 
     # -- phases ---------------------------------------------------------------------------------------------------
@@ -149,7 +160,7 @@ class _Run:
     def sign(self) -> list[tuple[Unit, UnitResult]]:
         """First pass over the text."""
         context = SignContext(str(self.out.root), self.index_folder, self.config, self.bands)
-        units = (Unit(block.name, block, block.input_bytes) for block in self.blocks())
+        units = (Unit(block.name, block, block.input_bytes, self._state_of(block)) for block in self.blocks())
         return run_units(
             sign_block, units, context, self.out, phase="sign", label="reading", total_bytes=self.source.total_bytes
         )
@@ -228,7 +239,8 @@ class _Run:
     def search_bands(self) -> list[str]:
         """Return the names of the pair files of all bands."""
         width = len(str(self.bands.num_bands - 1))
-        units = [Unit(f"band-{band:0{width}d}", band, 1) for band in range(self.bands.num_bands)]
+        size = 8 * self.index.num_documents
+        units = [Unit(f"band-{band:0{width}d}", band, size, self.key) for band in range(self.bands.num_bands)]
         run_units(
             search_band,
             units,
@@ -236,7 +248,7 @@ class _Run:
             self.out,
             phase="search",
             label="searching bands",
-            total_bytes=len(units),
+            total_bytes=size * len(units),
         )
         return [unit.name for unit in units]
 
@@ -249,12 +261,12 @@ class _Run:
         )
         firsts = self.index.file_firsts()
         units = [
-            Unit(name, (file, int(first)), file.rows)
+            Unit(name, (file, int(first)), Path(file.path).stat().st_size, self.key)
             for name, file, first in zip(self.blocks_signed, self.index.files, firsts[:-1], strict=True)
         ]
         chosen = run_units(choose_prefixes, units, context, self.out, phase="prefixes", label="comparing paragraphs")
         entries = sum(result.data["entries"] for _, result in chosen)
-        unit = Unit("paragraphs", entries)
+        unit = Unit("paragraphs", entries, 16 * entries, self.key)
         run_units(
             search_paragraphs, [unit], self._candidate_context(), self.out, phase="search", label="searching paragraphs"
         )
@@ -272,21 +284,25 @@ class _Run:
             reordered_threshold=self.config.reordered_threshold,
             memory=self.memory // 2,
         )
-        units = [Unit(f"{method}-{first:010d}", (method, first, end), end - first) for first, end in ranges]
+        units = [Unit(f"{method}-{first:010d}", (method, first, end), 0, self.key) for first, end in ranges]
         results = run_units(verify_range, units, context, self.out, phase="verify", label=f"verifying {method} pairs")
         return [(unit.name, result.data) for unit, result in results]
 
-    def write(self, data: list[dict[str, Any]], decisions: Decisions) -> list[tuple[Unit, UnitResult]]:
+    def write(self, data: list[dict[str, Any]]) -> list[tuple[Unit, UnitResult]]:
         """Second pass over the text."""
         firsts = self.index.file_firsts()
         context = WriteContext(str(self.out.root), tuple(self.index.files), self.config)
-        units = (
-            Unit(block.name, (block, int(firsts[number]), data[number]), block.input_bytes)
-            for number, block in enumerate(self.blocks())
-        )
-        return run_units(
-            write_block, units, context, self.out, phase="write", label="writing", total_bytes=self.source.total_bytes
-        )
+        units = [
+            Unit(
+                name,
+                (int(firsts[number]), data[number]),
+                (self.out.root / STAGED_FOLDER / f"{name}.arrow").stat().st_size,
+                self.key,
+            )
+            for number, name in enumerate(self.blocks_signed)
+        ]
+        total = sum(unit.input_bytes for unit in units)
+        return run_units(write_block, units, context, self.out, phase="write", label="writing", total_bytes=total)
 
     def report(
         self,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def count_agreements(signatures, low, high, low_sizes, high_sizes, threshold):
             agreements[pair] = -1
             continue
         one, two = signatures[low[pair]], signatures[high[pair]]
-        count = 0
+        count: Any = 0
         for k in range(width):
             count += np.int64(one[k] == two[k])
         agreements[pair] = count
@@ -88,7 +89,8 @@ def jaccard_of_sets(values, offsets, low, high, threshold):
 @inline_kernel
 def _weighted_jaccard(one, one_weights, two, two_weights):
     order_one, order_two = np.argsort(one, kind="mergesort"), np.argsort(two, kind="mergesort")
-    total, shared = 0, 0
+    total: Any = 0
+    shared: Any = 0
     for weight in one_weights:
         total += np.int64(weight)
     for weight in two_weights:
@@ -124,7 +126,7 @@ def _stands_in_other_order(one, two):
             place_one += 1
         else:
             place_two += 1
-    last = -1
+    last: Any = -1
     for place in partner:
         if place >= 0:
             if place < last:

@@ -1,4 +1,4 @@
-"""Last pass: read every block again and write what stays and what goes."""
+"""Last pass: write what stays and what goes of every block."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from llmctl.artifacts.accounting import Accounting
 from llmctl.artifacts.documents import DATA_FOLDER, REMOVED_FOLDER, write_parquet
 from llmctl.artifacts.files import FileRecord
 from llmctl.artifacts.kinds import removed_schema
-from llmctl.artifacts.raw.blocks import Block
 from llmctl.dedup.config import DedupConfig
 from llmctl.dedup.index import Index, IndexFile
-from llmctl.dedup.signatures import save_array
+from llmctl.dedup.signatures import STAGED_FOLDER, save_array
 from llmctl.dedup.survivors import EMPTY_TEXT, EXACT, FUZZY, REASONS, REORDERED, Decisions
-from llmctl.errors import RunFailed
 from llmctl.runtime.pool import Unit, UnitResult
 
 if TYPE_CHECKING:
@@ -60,33 +58,35 @@ class WriteContext:
 def write_block(unit: Unit, context: WriteContext) -> UnitResult:
     """Write the kept and the removed documents of one block.
 
-    ``unit.payload`` is (block, number of its first document, the data that its first pass returned).
+    ``unit.payload`` is (number of its first document, the data that the block's first pass returned).
     """
-    from llmctl.artifacts.raw.read import read_block
-
-    block: Block
-    block, first, signed = unit.payload
-    batch = read_block(block, context.config.read)
-    if batch.content_hash != signed["content_hash"] or batch.table.num_rows != sum(signed["batch_rows"]):
-        names = ", ".join(sorted(set(batch.files))[:3])
-        raise RunFailed(f"{names} changed while it was being read", "run again with --overwrite when it is at rest")
+    first, signed = unit.payload
     root = Path(context.root)
-    decisions = load_decisions(root, first, first + batch.table.num_rows)
+    table, file_index = read_staged(root, unit.name)
+    decisions = load_decisions(root, first, first + table.num_rows)
     rows = decisions.documents - first
-    kept = np.ones(batch.table.num_rows, np.bool_)
+    kept = np.ones(table.num_rows, np.bool_)
     kept[rows] = False
     files: list[FileRecord] = []
     if kept.any():
-        table = _take(batch.table, np.flatnonzero(kept))
-        files.append(write_parquet(root, f"{DATA_FOLDER}/{unit.name}.parquet", table))
+        staying = _take(table, np.flatnonzero(kept))
+        files.append(write_parquet(root, f"{DATA_FOLDER}/{unit.name}.parquet", staying))
     if len(rows):
-        removed = removed_table(batch.table.take(rows), decisions, context)
+        removed = removed_table(table.take(rows), decisions, context)
         files.append(write_parquet(root, f"{REMOVED_FOLDER}/{unit.name}.parquet", removed))
     accounting = Accounting()
-    _count_files(accounting, signed, batch.file_index, kept)
-    _count_groups(accounting, batch.table, kept)
+    _count_files(accounting, signed, file_index, kept)
+    _count_groups(accounting, table, kept)
     accounting.reasons.update({REASONS[code]: int(n) for code, n in enumerate(np.bincount(decisions.methods)) if n})
     return UnitResult(files, {"accounting": accounting.to_mapping()})
+
+
+def read_staged(root: Path, name: str) -> tuple[pa.Table, np.ndarray]:
+    """Return the documents of a block as the first pass read them, and the file of each row."""
+    import pyarrow as pa
+
+    table = pa.ipc.open_file(pa.memory_map(str(root / STAGED_FOLDER / f"{name}.arrow"))).read_all()
+    return table.drop_columns(["file"]), table.column("file").to_numpy()
 
 
 def _take(table: pa.Table, rows: np.ndarray) -> pa.Table:

@@ -152,8 +152,13 @@ def _sort_unique(source, count, target, begin, starts):
         _drop_in_place(source, np.uint64(count), target, np.uint64(begin), starts)
     else:
         target[begin] = source[0]
-    last = np.uint64(begin)
-    position, end = last + _ONE, np.uint64(begin + count)
+    return _drop_repetitions(target, np.uint64(begin), np.uint64(begin + count))
+
+
+@inline_kernel
+def _drop_repetitions(target, begin, end):
+    """Move the distinct values of the ascending ``target[begin:end]`` to the front and return where they end."""
+    last, position = begin, begin + _ONE
     while position < end:
         value = target[position]
         last += np.uint64(value != target[last])
