@@ -95,7 +95,9 @@ class DeepSpeedEngine:
     def _settings(self) -> dict[str, Any]:
         numel = sum(parameter.numel() for _, parameter in self._parameters)
         bucket = max(1, min(MAX_BUCKET, numel))
-        zero: dict[str, Any] = {"stage": self.config.zero_stage, "reduce_bucket_size": bucket}
+        # Without ZeRO DeepSpeed would add up gradients in 16 bits; stage 1 does it in float32 and is otherwise the same.
+        stage = max(self.config.zero_stage, 0 if self.config.precision == "fp32" else 1)
+        zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": bucket}
         if self.config.zero_stage == 3:
             zero |= {"stage3_prefetch_bucket_size": bucket, "stage3_max_live_parameters": max(bucket, 1_000_000)}
         settings: dict[str, Any] = {
@@ -222,6 +224,7 @@ class DeepSpeedEngine:
             yield f"{WEIGHTS}/{name}", tensor
         if not self._steps:
             return
+        self._link_states()
         for kind in STATE_NAMES[self.config.optimizer]:
             for name, parameter in self._parameters:
                 if parameter.requires_grad:
@@ -305,8 +308,16 @@ class DeepSpeedEngine:
                 device = tensor.device if self.config.optimizer == "adamw" else torch.device("cpu")
                 state["step"] = torch.tensor(float(self._steps), device=device)
             self._inner.state[tensor] = state
-        link = getattr(optimizer, "_lazy_init_hp_params_optimizer_state", None)
+        self._link_states()
+
+    def _link_states(self) -> None:
+        """Let DeepSpeed find the optimizer state of each parameter in its flat partitions.
+
+        It links in the update of the first parameter group only and then takes all for linked (0.19.8).
+        """
+        link = getattr(self._engine.optimizer, "_lazy_init_hp_params_optimizer_state", None)
         if link is not None:
+            self._engine.optimizer._hp_optimizer_states_linked = False
             link()
 
     def close(self) -> None:
