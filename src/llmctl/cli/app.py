@@ -24,6 +24,7 @@ COMMANDS = (
     "pretrain",
     "sft",
     "rlhf",
+    "plan",
     "diagnose",
     "show",
     "generate",
