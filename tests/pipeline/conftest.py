@@ -16,6 +16,7 @@ TINY_MODEL = [
     "--set", "model.num_layers=2",
     "--set", "model.hidden_size=32",
     "--set", "model.num_heads=2",
+    "--set", "model.num_kv_heads=1",
     "--set", "model.ffn_hidden_size=64",
 ]  # fmt: skip
 TINY_TRAINING = ["--device", "cpu", "--seq-len", "64", "--global-batch-size", "4", "--micro-batch-size", "2"]

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -83,7 +84,7 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     app = build_app()
     try:
-        status = app(list(arguments), standalone_mode=False)
+        status = app(list(arguments), standalone_mode=False, prog_name="llmctl")
         if status == _STATUS_OF_CTRL_C:
             raise KeyboardInterrupt
         sys.stdout.flush()
@@ -101,6 +102,10 @@ def _run(arguments: Sequence[str]) -> int:
         if isinstance(ending.__context__, BrokenPipeError):
             return _reader_left()
         raise
+    except OSError as failure:
+        if failure.filename is None and failure.errno is None:
+            raise
+        return _fail(_explained(failure))
     except MemoryError:
         return _fail(RunFailed("out of memory", "use fewer --workers, or a machine with more memory"))
 
@@ -110,6 +115,14 @@ def _reader_left() -> int:
     # Keep the interpreter from complaining at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return ExitStatus.DONE
+
+
+def _explained(failure: OSError) -> LlmctlError:
+    """Turn an error of the operating system that nobody has caught (a full disk, a folder that went) into a sentence."""
+    from llmctl.artifacts.files import explain_os_error
+
+    explained = explain_os_error(failure, Path(str(failure.filename or "the output")))
+    return explained if isinstance(explained, LlmctlError) else RunFailed(str(failure))
 
 
 def _fail(failure: LlmctlError) -> int:
