@@ -50,3 +50,10 @@ class Scratch:
         if found is None or len(found) < size or found.dtype != dtype:
             found = self._arrays[name] = np.empty(size, dtype)
         return found[:size]
+
+
+def frozen(array: np.ndarray) -> np.ndarray:
+    """Return a read-only view: then a kernel sees one type of array, however it was made, and compiles once."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

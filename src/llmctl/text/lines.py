@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from llmctl.text.buffers import frozen
 from llmctl.text.compile import inline_kernel, kernel
 from llmctl.text.statistics import contains_phrase
 from llmctl.text.unicode import decode
@@ -49,6 +50,8 @@ COUNTED_THINGS = (
     "views",
     "followers",
 )
+
+_ONE = np.uint64(1)  # unsigned indexes spare hot loops the check for negative ones
 
 
 def _pack(phrases: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -137,9 +140,13 @@ def _look_over(data, start, end):
         whether there is a ``[`` (then a phrase may lie around a citation mark).
     """
     bracket = False
-    for position in range(start, end):
-        if not _RARE[data[position]]:
+    place, stop = np.uint64(start), np.uint64(end)
+    while place < stop:
+        if not _RARE[data[place]]:
+            place += _ONE
             continue
+        position = np.int64(place)
+        place += _ONE
         letter = data[position] | 32
         if letter == 106:  # ja(vascript)
             if position + 1 < end and data[position + 1] | 32 == 97:
@@ -212,12 +219,14 @@ def _count_line(data, start, end, kinds, wanted):
             break
         if token_chars > 0 and not unspaced_token:
             # Most of most lines: lower-case ASCII letters inside a word.
-            begun = position
-            while position < end and data[position] >= 97 and data[position] <= 122:
-                position += 1
-            if position > begun:
-                token_chars += position - begun
-                chars += position - begun
+            place, stop = np.uint64(position), np.uint64(end)
+            while place < stop and data[place] >= 97 and data[place] <= 122:
+                place += _ONE
+            passed = np.int64(place) - position
+            if passed > 0:
+                position += passed
+                token_chars += passed
+                chars += passed
                 longest = max(longest, token_chars)
                 continue
         point, size = decode(data, position)
@@ -275,9 +284,10 @@ def _edit(
         look = wanted[JAVASCRIPT] > 0 or wanted[POLICY] > 0 or wanted[CITATIONS] > 0
         line_start = start
         while line_start <= end:
-            line_end = line_start
-            while line_end < end and data[line_end] != 10:
-                line_end += 1
+            place, stop = np.uint64(line_start), np.uint64(end)
+            while place < stop and data[place] != 10:
+                place += _ONE
+            line_end = np.int64(place)
             first, last = line_start, line_end
             if wanted[STRIP] > 0:
                 first, last = _stripped(data, line_start, line_end, kinds)
@@ -361,7 +371,7 @@ def edit_lines(
     out_offsets = np.zeros(documents + 1, np.int64)
     dropped = np.zeros((documents, len(ACTIONS)), np.int64)
     written = _edit(
-        data, offsets, kinds(), wanted, policies.astype(np.int32), _JAVASCRIPT_WORD, _CITATIONS, _POLICY, _COUNTED,
-        out, out_offsets, dropped,
+        frozen(data), frozen(offsets), kinds(), wanted, policies.astype(np.int32),
+        _JAVASCRIPT_WORD, _CITATIONS, _POLICY, _COUNTED, out, out_offsets, dropped,
     )  # fmt: skip
     return out[:written], out_offsets, dropped

@@ -34,6 +34,7 @@ NGRAM_COLUMNS = (
 CHARACTER_COLUMNS = ("num_10char_grams", "repeated_10char_grams")
 CHARACTER_GRAM_SIZE = 10
 _ID_BITS = np.uint64(32)
+_ONE = np.uint64(1)  # unsigned indexes spare hot loops the check for negative ones
 
 
 @inline_kernel
@@ -48,10 +49,10 @@ def table_size(entries):
 @inline_kernel
 def find_slot(keys, used, size, key):
     """Return the slot of `key`, or the free slot where it belongs (``used[slot] == 0``)."""
-    mask = size - 1
-    slot = np.int64(mix(key)) & mask
+    mask = np.uint64(size - 1)
+    slot = mix(key) & mask
     while used[slot] != 0 and keys[slot] != key:
-        slot = (slot + 1) & mask
+        slot = (slot + _ONE) & mask
     return slot
 
 

@@ -8,6 +8,7 @@ from enum import IntFlag
 import numpy as np
 
 from llmctl.text import unicode
+from llmctl.text.buffers import frozen
 from llmctl.text.compile import inline_kernel, kernel
 from llmctl.text.repetition import (
     CHARACTER_COLUMNS,
@@ -27,6 +28,7 @@ PHRASE_COLUMNS = ("lorem_ipsum",)
 # A document with more words than this has its repetition measured on its beginning; memory stays bounded.
 MAX_TOKENS = 1 << 22
 
+_ONE = np.uint64(1)  # unsigned indexes spare hot loops the check for negative ones
 _LOREM = np.frombuffer(b"lorem ipsum", np.uint8)
 
 
@@ -95,11 +97,11 @@ def word_tables(lists: Sequence[Sequence[str]]) -> np.ndarray:
 
 @inline_kernel
 def _count_stop_words(num_tokens, token_hash, table, last_seen, visit, row):
-    mask = table.size - 1
+    mask = np.uint64(table.size - 1)
     total = distinct = 0
     for token in range(num_tokens):
         value = token_hash[token]
-        slot = np.int64(value & np.uint64(mask))
+        slot = value & mask
         while table[slot] != 0:
             if table[slot] == value:
                 total += 1
@@ -107,7 +109,7 @@ def _count_stop_words(num_tokens, token_hash, table, last_seen, visit, row):
                     last_seen[slot] = visit
                     distinct += 1
                 break
-            slot = (slot + 1) & mask
+            slot = (slot + _ONE) & mask
     row[0] = total
     row[1] = distinct
 
@@ -116,9 +118,15 @@ def _count_stop_words(num_tokens, token_hash, table, last_seen, visit, row):
 def contains_phrase(data, start, end, phrase):
     """Tell whether the text has `phrase` (lower-case ASCII), whatever the case."""
     first = phrase[0]
-    for position in range(start, end - phrase.size + 1):
-        if data[position] | 32 != first:
+    if end - start < phrase.size:
+        return False
+    place, stop = np.uint64(start), np.uint64(end - phrase.size)
+    while place <= stop:
+        if data[place] | 32 != first:
+            place += _ONE
             continue
+        position = np.int64(place)
+        place += _ONE
         index = 1
         while index < phrase.size:
             byte = data[position + index]
@@ -206,7 +214,7 @@ def document_statistics(
         list_of_document[:, 0] = 0 if word_lists else -1
     out = np.zeros((documents, _NUM_COLUMNS), np.int64)
     _statistics(
-        data, offsets, kinds(), unicode.lower(), int(families), word_tables(word_lists),
+        frozen(data), frozen(offsets), kinds(), unicode.lower(), int(families), word_tables(word_lists),
         list_of_document.astype(np.int32), _LOREM, MAX_TOKENS, out,
     )  # fmt: skip
     columns: dict[str, np.ndarray] = {}

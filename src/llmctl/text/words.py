@@ -82,6 +82,7 @@ HASH_SEED = np.uint64(0xCBF29CE484222325)
 HASH_PRIME = np.uint64(0x100000001B3)
 _MIX = np.uint64(0xFF51AFD7ED558CCD)
 _SHIFT = np.uint64(32)
+_ONE = np.uint64(1)  # unsigned indexes spare hot loops the check for negative ones
 
 
 @lru_cache(maxsize=1)
@@ -296,15 +297,17 @@ def scan_document(
             position += size
             if is_word and state == 0 and not single:
                 # Most of most texts: lower-case ASCII letters inside a word need nothing but hash and count.
-                begun = position
-                while position < end and data[position] >= 97 and data[position] <= 122:
-                    byte = np.uint64(data[position])
+                place, stop = np.uint64(position), np.uint64(end)
+                while place < stop and data[place] >= 97 and data[place] <= 122:
+                    byte = np.uint64(data[place])
                     value = (value ^ byte) * HASH_PRIME
                     line_value = (line_value ^ byte) * HASH_PRIME
-                    position += 1
-                if position > begun:
-                    num_chars += position - begun
-                    letters += position - begun
+                    place += _ONE
+                passed = np.int64(place) - position
+                if passed > 0:
+                    position += passed
+                    num_chars += passed
+                    letters += passed
                     word_end = num_chars
                     word_value = value
                     line_kept = line_value
