@@ -137,7 +137,12 @@ def test_calibration_writes_a_file_that_can_be_used(model: str, tmp_path: Path, 
     monkeypatch.setattr(calibrate, "SECONDS_EACH", 0.02)
     monkeypatch.setattr(calibrate, "ALL_REDUCE_BYTES", 1 << 18)
     path = tmp_path / "machine.toml"
-    assert run(["plan", "--calibrate", str(path)]) == 0
+    assert run(["plan", "--calibrate", "--hw-file", str(path)]) == 0
+    assert run(["plan", "--calibrate", "--hw-file", str(path), "--json"]) == 0  # its own file may be written again
+    foreign = tmp_path / "own.toml"
+    foreign.write_text("[a100-80g]\nprice = 1.0\n", encoding="utf-8")
+    assert run(["plan", "--calibrate", "--hw-file", str(foreign)]) == 2
+    assert foreign.read_text(encoding="utf-8").startswith("[a100-80g]")
     tiny = tmp_path / "tiny.yaml"
     tiny.write_text(
         "num_layers: 2\nhidden_size: 64\nnum_heads: 4\nvocab_size: 320\nseq_len: 64\nffn_hidden_size: 128\n",

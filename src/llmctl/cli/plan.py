@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,9 +38,12 @@ def command(
         Path | None, typer.Option("--save", help="Write the plan as JSON, for `llmctl diagnose --against`.")
     ] = None,
     calibrate: Annotated[
-        Path | None,
-        typer.Option("--calibrate", help="Measure this machine and write it as a hardware file; needs no model."),
-    ] = None,
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Measure this machine (a few seconds), write it to --hw-file (machine.toml), and plan MODEL on it.",
+        ),
+    ] = False,
     list_hardware: Annotated[
         bool, typer.Option("--list-hardware", help="Show the hardware table with the sources of its figures.")
     ] = False,
@@ -53,8 +57,12 @@ def command(
     own = Path(config.hw_file) if config.hw_file else None
     if list_hardware:
         return _list_hardware(own)
-    if calibrate is not None:
-        return _calibrate(calibrate)
+    if calibrate:
+        own = own or Path("machine.toml")
+        name = _calibrate(own, final=model is None)
+        if model is None:
+            return None
+        config = dataclasses.replace(config, hw=name, hw_file=str(own))
     if model is None:
         raise UserError(
             "a model is missing", "give its shape: `llmctl plan MODEL.yaml`, or a shipped name like llama-7b"
@@ -123,15 +131,23 @@ def _list_hardware(own: Path | None) -> None:
     )
 
 
-def _calibrate(target: Path) -> None:
-    from llmctl.planning.calibrate import measure, to_toml
-
-    measured = measure()
+def _calibrate(target: Path, final: bool) -> str:
+    """Measure this machine into a hardware file and return the name of its entry."""
     from llmctl.artifacts.files import write_file
+    from llmctl.planning.calibrate import MARK, measure, to_toml
 
+    if target.exists() and not (target.is_file() and target.read_bytes().startswith(MARK.encode())):
+        raise UserError(
+            f"{target} exists and was not written by --calibrate", "name another file: --hw-file measured.toml"
+        )
+    measured = measure()
     write_file(target.parent, target.name, to_toml(measured).encode("utf-8"))
-    console.result(
+    text = (
         f"{target}: {measured.matmul_tflops:.3g} TFLOP/s in matrix products, {measured.memory_gbps:.3g} GB/s memory, "
-        f"{measured.link_gbps:.3g} GB/s between processes; use --hw {measured.name} --hw-file {target}",
-        **vars(measured),
+        f"{measured.link_gbps:.3g} GB/s between processes; use --hw {measured.name} --hw-file {target}"
     )
+    if final:
+        console.result(text, **vars(measured))
+    else:
+        console.info(text)
+    return measured.name

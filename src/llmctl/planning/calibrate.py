@@ -16,6 +16,8 @@ from llmctl.errors import RunFailed
 SECONDS_EACH = 1.0
 ALL_REDUCE_BYTES = 16 << 20
 PEER_TIMEOUT_S = 60
+# First words of a file written here; another file is not written over.
+MARK = "# Measured by `llmctl plan --calibrate`"
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ def to_toml(measured: Measured) -> str:
     """Return a hardware file with the measured values; everything else stays the table's."""
     base = "" if measured.name == "cpu" else 'base = "h100"\ntitle = "the GPU measured here"\n'
     return (
-        f"# Measured by `llmctl plan --calibrate`; use with --hw {measured.name} --hw-file FILE.\n"
+        f"{MARK}; use with --hw {measured.name} --hw-file FILE.\n"
         f"[{measured.name}]\n{base}"
         f"peak_tflops = {measured.matmul_tflops:.6g}\n"
         f"fp32_tflops = {measured.matmul_tflops:.6g}\n"
