@@ -79,16 +79,18 @@ def choose_tokens(
         ids int64 [rows], and their log-probabilities under softmax(logits / temperature), float32 [rows].
     """
     wide = logits.float() if logits.dtype != torch.float64 else logits
+    if sampling.temperature not in (0, 1):
+        wide = wide / sampling.temperature
+    normaliser = wide.logsumexp(-1, keepdim=True)
     if sampling.temperature == 0:
         ids = wide.argmax(-1)
     else:
-        wide = wide / sampling.temperature
-        # float64: a float32 sum over a large vocabulary would shift probabilities by more than they are apart.
-        cumulative = filter_logits(wide, sampling).double().softmax(-1).cumsum(-1)
+        # Summed in float64: float32 sums over a large vocabulary would be off by more than small probabilities.
+        # They need not end at one: what is drawn is scaled to the last sum.
+        cumulative = (filter_logits(wide, sampling) - normaliser).exp_().double().cumsum_(-1)
         wanted = uniforms.to(cumulative.device).unsqueeze(1) * cumulative[:, -1:]
         ids = torch.searchsorted(cumulative, wanted, right=True).squeeze(1).clamp_max(logits.shape[-1] - 1)
-    logprobs = wide.gather(-1, ids.unsqueeze(-1)).squeeze(-1) - wide.logsumexp(-1)
-    return ids, logprobs
+    return ids, (wide.gather(-1, ids.unsqueeze(-1)) - normaliser).squeeze(-1)
 
 
 @torch.no_grad()
