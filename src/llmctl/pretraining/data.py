@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,14 +57,20 @@ class PretrainingData:
             batch["dropout_keys"] = torch.from_numpy(keys)
         return batch
 
-    def validation(self) -> tuple[list[Batch], int, int]:
-        """Return (this replica's micro-batches, tokens, bytes) of the held-out set; no batches if there is none.
+    def unigram_entropy(self) -> float:
+        """Return the entropy of the held-out set's own token frequencies, in nats a token.
 
-        Every replica gets the same number of micro-batches; surplus rows have no labels.
+        It is the loss of the best model that ignores all context, told the frequencies beforehand; NaN without a set.
         """
         if not len(self.held_out):
-            return [], 0, 0
-        packed, tokens, num_bytes = pack_validation(
+            return math.nan
+        packed, _, _ = self._pack_held_out()
+        _, counts = np.unique(packed.labels[packed.labels != IGNORE_INDEX], return_counts=True)
+        shares = counts / counts.sum()
+        return float(-(shares * np.log(shares)).sum())
+
+    def _pack_held_out(self) -> tuple[Packed, int, int]:
+        return pack_validation(
             self.documents,
             self.held_out,
             self.config.seq_len,
@@ -71,6 +78,15 @@ class PretrainingData:
             self.documents.eos_id,
             IGNORE_INDEX,
         )
+
+    def validation(self) -> tuple[list[Batch], int, int]:
+        """Return (this replica's micro-batches, tokens, bytes) of the held-out set; no batches if there is none.
+
+        Every replica gets the same number of micro-batches; surplus rows have no labels.
+        """
+        if not len(self.held_out):
+            return [], 0, 0
+        packed, tokens, num_bytes = self._pack_held_out()
         whole = to_batch(packed)
         unit = self.micro_batch_size * self.replicas
         rows = whole["input_ids"].shape[0]

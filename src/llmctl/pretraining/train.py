@@ -116,7 +116,13 @@ def _run(
         tokenizer_folder=Path(documents.tokenizer),
         extra_config=extra,
     )
-    return statistics(config.model, run, data, tokens, num_bytes)
+    facts = statistics(config.model, run, data, tokens, num_bytes)
+    if "bits_per_byte" in facts and job.world.is_main:
+        console.info(
+            f"pretrain: validation {facts['bits_per_byte']:.3f} bits per byte; the unigram entropy of that text is "
+            f"{facts['unigram_bits_per_byte']:.3f}"
+        )
+    return facts
 
 
 def statistics(
@@ -137,5 +143,7 @@ def statistics(
     loss = run.state.get("validation_loss")
     if loss is not None and math.isfinite(loss):
         facts["validation_loss"] = round(loss, 6)
-        facts["bits_per_byte"] = round(loss * tokens / math.log(2) / max(num_bytes, 1), 6)
+        bits = tokens / math.log(2) / max(num_bytes, 1)
+        facts["bits_per_byte"] = round(loss * bits, 6)
+        facts["unigram_bits_per_byte"] = round(data.unigram_entropy() * bits, 6)
     return facts
