@@ -159,3 +159,36 @@ def test_a_reader_of_stdout_that_leaves_is_no_failure(raw: Path, tmp_path: Path)
     process.stdout.close()
     assert process.wait(60) == 0
     assert (tmp_path / "out/manifest.json").is_file()
+
+
+def test_explain_shows_why_a_document_went_or_stayed(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    assert run(["filter", str(raw), out, "--workers", "1"]) == 0
+    capsys.readouterr()
+    assert run(["filter", "--explain", "short", out]) == 0
+    printed = capsys.readouterr().out
+    assert "short (town, language unknown): removed" in printed
+    assert "word_count" in printed
+    assert "Nothing." in printed
+    assert run(["filter", "--explain", "3", out, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["documents"][0]["fate"] == "kept"
+    assert shown["documents"][0]["text"] == f"3. {TEXT}"
+    assert shown["documents"][0]["reasons"] == []
+    assert shown["statistics"][0]["num_words"] == len(TEXT.split()) + 1
+    assert run(["filter", "--explain", "nobody", out]) == 2
+    assert "has no document `nobody`" in capsys.readouterr().err
+
+
+def test_the_output_must_be_given(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["filter", str(raw)]) == 2
+    assert "missing argument 'OUTPUT'" in capsys.readouterr().err
+
+
+def test_scores_of_an_earlier_run_are_named(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["filter", str(raw), str(tmp_path / "first"), "--workers", "1"]) == 0
+    arguments = ["filter", str(raw), str(tmp_path / "second"), "--workers", "1", "--set", "rules.word_count.min=1"]
+    assert run([*arguments, "--reuse-scores", str(tmp_path / "first")]) == 0
+    assert "statistics of 1 of 1 blocks taken from" in capsys.readouterr().err

@@ -10,8 +10,8 @@ import typer
 from llmctl import console
 from llmctl.artifacts.accounting import enforce_invalid_share
 from llmctl.cli.options import report_manifest, stage_command
-from llmctl.config.common import RunOptions
-from llmctl.filtering.config import FilterConfig
+from llmctl.errors import UserError
+from llmctl.filtering.config import FilterConfig, FilterOptions
 
 
 def register(app: typer.Typer) -> None:
@@ -19,24 +19,37 @@ def register(app: typer.Typer) -> None:
     app.command("filter")(command)
 
 
-@stage_command(FilterConfig, stage="filter")
+@stage_command(FilterConfig, stage="filter", options_class=FilterOptions)
 def command(
     source: Annotated[
         Path, typer.Argument(metavar="SOURCE", help="Raw files (a file or a folder tree), or a folder of documents.")
     ],
     output: Annotated[
-        Path,
+        Path | None,
         typer.Argument(metavar="OUTPUT", help="Folder for the documents that stay, and the reasons of the others."),
-    ],
+    ] = None,
     *,
     config: FilterConfig,
-    options: RunOptions,
+    options: FilterOptions,
+    explain: Annotated[
+        str | None,
+        typer.Option(
+            "--explain", metavar="ID", help="Show a document of the finished output given, and why it stayed or went."
+        ),
+    ] = None,
 ) -> None:
     """Remove documents that a policy of rules fails, and say why for each.
 
     Writes data/ (kept), removed/ (reason, value, threshold), invalid/, and attributes/ (every statistic).
     Without --preset, the preset `general` applies.
     """
+    if explain is not None:
+        from llmctl.filtering.explain import explain as explain_document
+
+        explain_document(output or source, explain)
+        return
+    if output is None:
+        raise UserError("missing argument 'OUTPUT'", "llmctl filter SOURCE OUTPUT")
     from llmctl.filtering.stage import run
 
     manifest = run(source, output, config, options)

@@ -16,6 +16,7 @@ from llmctl.artifacts.kinds import documents_schema, removed_schema
 from llmctl.artifacts.raw.read import read_block
 from llmctl.filtering.evaluate import Evaluator, Verdict, all_reasons, deciding_rule
 from llmctl.filtering.policy import policy_of, resolve_policies
+from llmctl.filtering.scores import ATTRIBUTES_FOLDER, StoredScores, stored_columns, with_content
 from llmctl.runtime.pool import Unit, UnitResult
 from llmctl.text.buffers import text_buffers
 from llmctl.text.lines import ACTIONS, CITATIONS, STRIP, edit_lines
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from llmctl.artifacts.raw.blocks import DocumentBatch
     from llmctl.filtering.config import FilterConfig
 
-ATTRIBUTES_FOLDER = "attributes"
-
 
 @dataclass(frozen=True)
 class BlockContext:
@@ -34,6 +33,7 @@ class BlockContext:
 
     config: FilterConfig
     root: str
+    scores: StoredScores | None = None
 
 
 @dataclass
@@ -64,23 +64,29 @@ def filter_block(unit: Unit, context: BlockContext) -> UnitResult:
     policy_numbers = np.array([policy_of(name, policies) for name in sources.dictionary.to_pylist()], np.int32)
     policy_of_document = policy_numbers[sources.indices.to_numpy()] if len(sources) else np.zeros(0, np.int32)
 
-    measured = measure(batch.table.column("text"), evaluator, policy_of_document)
+    part = f"part-{unit.name}"
+    stored = None
+    if context.scores is not None:
+        families = evaluator.families("original")
+        names = sources.dictionary.to_pylist()
+        stored = stored_columns(context.scores, part, batch.content_hash, families, names, policies)
+    measured = measure(batch.table.column("text"), evaluator, policy_of_document, stored)
     verdicts = evaluator.verdicts(measured.original, measured.edited, policy_of_document)
     decided = deciding_rule(verdicts, batch.table.num_rows)
 
-    part = f"part-{unit.name}"
     files = [write_parquet(root, f"{DATA_FOLDER}/{part}.parquet", kept_table(batch.table, measured.texts, decided))]
     if (decided >= 0).any():
         removed = removed_table(batch.table, verdicts, decided, config.keep_text_of_removed)
         files.append(write_parquet(root, f"{REMOVED_FOLDER}/{part}.parquet", removed))
     if config.attributes:
-        table = attributes_table(batch.table, measured, evaluator.edits)
+        table = with_content(attributes_table(batch.table, measured, evaluator.edits), batch.content_hash)
         files.append(write_parquet(root, f"{ATTRIBUTES_FOLDER}/{part}.parquet", table))
     files += write_invalid(root, part, batch.invalid)
     accounting = account(batch, measured, decided, list(verdicts))
     data = {
         "accounting": accounting.to_mapping(),
         "lines": line_statistics(measured, decided),
+        "reused_scores": stored is not None,
         "fails": {name: int(verdict.failed.sum()) for name, verdict in verdicts.items()},
         "policies": {
             name: int(number) for name, number in zip(sources.dictionary.to_pylist(), policy_numbers, strict=True)
@@ -98,11 +104,25 @@ def dictionary(column: pa.ChunkedArray | pa.Array) -> pa.DictionaryArray:
     return column.dictionary_encode()
 
 
-def measure(column: pa.ChunkedArray, evaluator: Evaluator, policy_of_document: np.ndarray) -> Measured:
-    """Compute the statistics that the rules need, before and after the line rules."""
+def measure(
+    column: pa.ChunkedArray,
+    evaluator: Evaluator,
+    policy_of_document: np.ndarray,
+    stored: dict[str, np.ndarray] | None = None,
+) -> Measured:
+    """Compute the statistics that the rules need, before and after the line rules.
+
+    Args:
+        column: the texts.
+        evaluator: the rules.
+        policy_of_document: int32, which policy applies.
+        stored: the statistics of the texts before the line rules, if an earlier run has them.
+    """
     data, offsets = text_buffers(column)
     lists = evaluator.lists_of(policy_of_document)
-    original = document_statistics(data, offsets, evaluator.families("original"), evaluator.word_lists, lists)
+    original = stored
+    if original is None:
+        original = document_statistics(data, offsets, evaluator.families("original"), evaluator.word_lists, lists)
     documents = len(offsets) - 1
     if not evaluator.edits:
         unchanged = np.zeros(documents, np.bool_)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from llmctl.artifacts.raw.blocks import ReadOptions
+from llmctl.config.common import RunOptions
 from llmctl.config.schema import Opt
 
 DEFAULT_PRESET = "general"
@@ -52,3 +53,16 @@ class FilterConfig:
         from llmctl.filtering.policy import resolve_policies
 
         resolve_policies(self)
+
+
+@dataclass
+class FilterOptions(RunOptions):
+    """How to run the filter; nothing here changes the bytes of the output."""
+
+    reuse_scores: Annotated[
+        str | None,
+        Opt(
+            "An earlier output of filter from the same SOURCE: its attributes/ are used where the input is unchanged, "
+            "so that other limits are tried without measuring the text again."
+        ),
+    ] = None

@@ -18,9 +18,10 @@ from llmctl.artifacts.raw.plan import plan_blocks
 from llmctl.artifacts.raw.read import content_key
 from llmctl.config.common import RunOptions
 from llmctl.filtering.block import BlockContext, filter_block
-from llmctl.filtering.config import DEFAULT_PRESET, FilterConfig
+from llmctl.filtering.config import DEFAULT_PRESET, FilterConfig, FilterOptions
 from llmctl.filtering.policy import Policy, resolve_policies
 from llmctl.filtering.report import report
+from llmctl.filtering.scores import open_scores
 from llmctl.runtime.pool import Unit, UnitResult, run_units
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def run(source: Path, output: Path, config: FilterConfig, options: RunOptions) -
         UserError: a path or a configuration that cannot be used.
     """
     opened = open_input(source, kinds=("documents",))
+    reuse = options.reuse_scores if isinstance(options, FilterOptions) else None
+    scores = open_scores(reuse, config) if reuse else None
     policies = resolve_policies(config)
     with open_output(output, kind="documents", stage="filter", config=config, inputs=[opened], options=options) as out:
         if out.finished is not None:
@@ -45,12 +48,15 @@ def run(source: Path, output: Path, config: FilterConfig, options: RunOptions) -
         results = run_units(
             filter_block,
             units(opened, config),
-            BlockContext(config, str(out.root)),
+            BlockContext(config, str(out.root), scores),
             out,
             phase="filter",
             label="filter",
             total_bytes=opened.total_bytes,
         )
+        if reuse:
+            used = sum(bool(result.data["reused_scores"]) for _, result in results)
+            console.info(f"statistics of {used:,} of {len(results):,} blocks taken from {reuse}")
         return finish(out, policies, results)
 
 

@@ -75,6 +75,16 @@ def families_of(columns: Collection[str]) -> Family:
     return needed
 
 
+def columns_of(families: Family) -> tuple[str, ...]:
+    """Return the columns that `document_statistics` gives for `families`, in its order."""
+    return tuple(
+        name
+        for family, names in COLUMNS_OF_FAMILY.items()
+        if family == Family.SCAN or families & family
+        for name in names
+    )
+
+
 def word_tables(lists: Sequence[Sequence[str]]) -> np.ndarray:
     """Hash lists of words for `document_statistics`.
 
@@ -217,10 +227,4 @@ def document_statistics(
         frozen(data), frozen(offsets), kinds(), unicode.lower(), int(families), word_tables(word_lists),
         list_of_document.astype(np.int32), _LOREM, MAX_TOKENS, out,
     )  # fmt: skip
-    columns: dict[str, np.ndarray] = {}
-    for family, names in COLUMNS_OF_FAMILY.items():
-        if family == Family.SCAN or families & family:
-            first = _FIRST[family]
-            for index, name in enumerate(names):
-                columns[name] = np.ascontiguousarray(out[:, first + index])
-    return columns
+    return {name: np.ascontiguousarray(out[:, ALL_COLUMNS.index(name)]) for name in columns_of(families)}

@@ -23,7 +23,7 @@ from llmctl.config.common import RunOptions
 from llmctl.errors import UserError
 from llmctl.filtering import block as block_module
 from llmctl.filtering import stage
-from llmctl.filtering.config import FilterConfig
+from llmctl.filtering.config import FilterConfig, FilterOptions
 from llmctl.filtering.stage import run
 
 PROSE = (
@@ -307,4 +307,78 @@ def test_a_dry_run_writes_nothing(raw: Path, tmp_path: Path) -> None:
     manifest = run(raw, tmp_path / "out", config(), options(dry_run=True))
     assert manifest.statistics["plan"]["files"] == 2
     assert manifest.statistics["plan"]["blocks"] > 5
+    assert not (tmp_path / "out").exists()
+
+
+# -- scores of an earlier run
+
+
+def reusing(folder: Path) -> FilterOptions:
+    return FilterOptions(workers=1, reuse_scores=str(folder))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the batches whose statistics are computed."""
+    calls: list[int] = []
+    original = block_module.document_statistics
+
+    def counting(*arguments: Any) -> Any:
+        calls.append(1)
+        return original(*arguments)
+
+    monkeypatch.setattr(block_module, "document_statistics", counting)
+    return calls
+
+
+@pytest.mark.parametrize("preset", ["gopher", "fineweb"])
+def test_other_limits_from_stored_scores_give_the_same_bytes_as_measuring_again(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preset: str
+) -> None:
+    run(raw, tmp_path / "first", config(preset=[preset]), options())
+    other = config(preset=[preset], rules={"word_count": {"min": 1}, "stop_words": {"min": 1}})
+    measured = run(raw, tmp_path / "measured", other, options())
+    calls = counted(monkeypatch)
+    reused = run(raw, tmp_path / "reused", other, reusing(tmp_path / "first"))
+    assert payload(reused) == payload(measured)
+    # The texts that the line rules leave are measured again; the original ones never.
+    assert len(calls) == (0 if preset == "gopher" else len(reused.paths("data/")))
+
+
+def test_scores_of_changed_blocks_are_measured_again(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(raw, tmp_path / "first", config(), options())
+    text = (raw / "a.jsonl").read_text()
+    (raw / "a.jsonl").write_text(text.replace(PROSE.format(n=1)[:40], "Much shorter now. Much shorter now! Yes!!"[:40]))
+    measured = run(raw, tmp_path / "measured", config(), options())
+    calls = counted(monkeypatch)
+    reused = run(raw, tmp_path / "reused", config(), reusing(tmp_path / "first"))
+    assert payload(reused) == payload(measured)
+    assert 0 < len(calls) < len(reused.paths("data/"))
+
+
+def test_scores_with_other_word_lists_or_too_few_statistics_are_measured_again(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(raw, tmp_path / "first", config(preset=["gopher"]), options())
+    run(raw, tmp_path / "few", config(preset=["none"], rules={"word_count": True}), options())
+    other = config(preset=["gopher"], rules={"stop_words": {"words": ["town", "bridge"]}})
+    measured = run(raw, tmp_path / "measured", other, options())
+    calls = counted(monkeypatch)
+    for folder in ("first", "few"):
+        reused = run(raw, tmp_path / f"from-{folder}", other, reusing(tmp_path / folder))
+        assert payload(reused) == payload(measured)
+    assert len(calls) == 2 * len(measured.paths("data/"))
+
+
+def test_scores_that_cannot_be_used_are_refused(raw: Path, tmp_path: Path) -> None:
+    run(raw, tmp_path / "first", config(), options())
+    run(raw, tmp_path / "none", config(attributes=False), options())
+    with pytest.raises(UserError, match="no attributes/"):
+        run(raw, tmp_path / "out", config(), reusing(tmp_path / "none"))
+    with pytest.raises(UserError, match=r"read\.text_field"):
+        chosen = FilterConfig(read=ReadOptions(block_bytes=4000, text_field="extra"))
+        run(raw, tmp_path / "out", chosen, reusing(tmp_path / "first"))
+    with pytest.raises(UserError, match=r"manifest\.json"):
+        run(raw, tmp_path / "out", config(), reusing(raw))
     assert not (tmp_path / "out").exists()
