@@ -45,6 +45,11 @@ def is_json() -> bool:
     return _state.json_output
 
 
+def is_quiet() -> bool:
+    """Tell whether only warnings and errors are said."""
+    return _state.quiet
+
+
 def is_terminal() -> bool:
     """Tell whether a person watches stderr."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

@@ -248,7 +248,7 @@ def _start_processes(
         "config": to_mapping(config),
         "sources": {source.role: str(source_path(source)) for source in inputs},
         "statistics": str((out.state / STATISTICS_NAME).resolve()) if out is not None else None,
-        "quiet": console.is_quiet() if hasattr(console, "is_quiet") else False,
+        "quiet": console.is_quiet(),
     }
     with tempfile.TemporaryDirectory(prefix="llmctl-") as folder:
         write_json(Path(folder), JOB_NAME, job)

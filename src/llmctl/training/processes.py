@@ -33,6 +33,8 @@ class _Worker:
     rank: int
     process: subprocess.Popen[bytes]
     log: IO[bytes] | None
+    ended_at: float = 0.0
+    ended_by_us: bool = False
 
 
 def start_and_wait(folder: Path, config: TrainingConfig, processes: int) -> None:
@@ -96,6 +98,9 @@ def _wait(workers: list[_Worker], stop: Any) -> None:
     forwarded, died = False, None
     while True:
         statuses = [worker.process.poll() for worker in workers]
+        for worker, status in zip(workers, statuses, strict=True):
+            if status is not None and not worker.ended_at:
+                worker.ended_at = time.monotonic()
         if all(status is not None for status in statuses):
             return
         if stop and not forwarded:
@@ -117,6 +122,7 @@ def _signal(workers: list[_Worker], number: int) -> None:
 def _end(workers: list[_Worker]) -> None:
     for worker in workers:
         if worker.process.poll() is None:
+            worker.ended_by_us = True
             worker.process.kill()
     for worker in workers:
         worker.process.wait()
@@ -130,14 +136,11 @@ def _raise_failure(folder: Path, workers: list[_Worker]) -> None:
     if not failed:
         return
     told = {worker.rank: _read_failure(folder, worker.rank) for worker in failed}
-    # A process that was killed, or that names a mistake, is the cause; lost connections are the effect.
-    silent = [worker for worker in failed if told[worker.rank] is None and worker.process.returncode != -signal.SIGKILL]
-    killed = [worker for worker in failed if told[worker.rank] is None and worker not in silent]
-    ordinary = [worker for worker in failed if told[worker.rank] and not told[worker.rank]["effect"]]
-    first = (ordinary or silent or killed or failed)[0]
+    # The cause is a process that died without a word, or one that names a mistake; lost connections are the effect.
+    # We end those that hang after another has died, so SIGKILL comes first only when nobody else has an explanation.
+    by_cause = sorted(failed, key=lambda worker: (_cause_rank(worker, told[worker.rank]), worker.ended_at))
+    first = by_cause[0]
     failure = told[first.rank]
-    if killed and not ordinary and not silent:
-        first, failure = _first_killed(killed, told), None
     where = f" (process {first.rank} of {len(workers)})" if len(workers) > 1 else ""
     if failure is not None:
         kind = _CLASSES.get(int(failure["status"]), RunFailed)
@@ -150,8 +153,12 @@ def _raise_failure(folder: Path, workers: list[_Worker]) -> None:
     raise RunFailed(f"process {first.rank} {how}", "the same command goes on from the last checkpoint")
 
 
-def _first_killed(killed: list[_Worker], told: dict[int, Any]) -> _Worker:
-    return killed[0]
+def _cause_rank(worker: _Worker, told: dict[str, Any] | None) -> int:
+    if worker.ended_by_us:
+        return 3
+    if told is None:
+        return 0
+    return 2 if told["effect"] or int(told["status"]) == int(ExitStatus.INTERRUPTED) else 1
 
 
 def _read_failure(folder: Path, rank: int) -> dict[str, Any] | None:

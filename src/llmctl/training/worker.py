@@ -65,11 +65,12 @@ def main() -> int:
     except KeyboardInterrupt:
         return int(ExitStatus.INTERRUPTED)
     except Exception as failure:
-        traceback.print_exc()
         # What the others see when one process is gone.
         effect = type(failure).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError") or (
             "onnection" in str(failure) or "gloo" in str(failure) or "NCCL" in str(failure)
         )
+        if not effect:
+            traceback.print_exc()
         _tell(folder, RunFailed(f"{type(failure).__name__}: {failure}".split("\n")[0], None), effect)
         return int(ExitStatus.FAILED)
     return int(ExitStatus.DONE)

@@ -95,7 +95,7 @@ class DeepSpeedEngine:
     def _settings(self) -> dict[str, Any]:
         numel = sum(parameter.numel() for _, parameter in self._parameters)
         bucket = max(1, min(MAX_BUCKET, numel))
-        # Without ZeRO DeepSpeed would add up gradients in 16 bits; stage 1 does it in float32 and is otherwise the same.
+        # Without ZeRO DeepSpeed adds up gradients in 16 bits; stage 1 does it in float32 and is otherwise equal.
         stage = max(self.config.zero_stage, 0 if self.config.precision == "fp32" else 1)
         zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": bucket}
         if self.config.zero_stage == 3:
