@@ -70,7 +70,9 @@ def _align(ranks: list[int], columns: list[Columns]) -> RankTimes | None:
     steps = columns[0].series(names[0]).finite().steps
     for one in columns:
         for name in names:
-            steps = np.intersect1d(steps, one.series(name).finite().steps, assume_unique=True)
+            these = one.series(name).finite().steps
+            if not np.array_equal(these, steps):
+                steps = np.intersect1d(steps, these, assume_unique=True)
     steps = steps[FIRST_STEPS:]
     if not len(steps):
         return None

@@ -8,7 +8,9 @@ import numpy as np
 
 from llmctl.diagnosis.columns import Series
 from llmctl.diagnosis.evidence import Evidence
-from llmctl.diagnosis.statistics import noise_of, rolling_median, trailing_medians, trend_of
+from llmctl.diagnosis.statistics import block_medians, noise_of, rolling_median, trailing_medians, trend_of
+
+MAX_SMOOTHED = 2000
 
 # The parts of a step, and what to call them.
 STEP_PARTS = {
@@ -21,7 +23,13 @@ STEP_PARTS = {
 
 
 def smooth(series: Series, share: float = 0.02, least: int = 5) -> Series:
-    """Return a curve's rolling median over `share` of its points (at least `least`, odd)."""
+    """Return a curve's rolling median over `share` of its points (at least `least`, odd).
+
+    Of a long run only `MAX_SMOOTHED` points are kept, each the median of a block.
+    """
+    if len(series) > 2 * MAX_SMOOTHED:
+        steps, values = block_medians(series.steps.astype(np.float64), series.values, MAX_SMOOTHED)
+        series = Series(steps.astype(np.int64), values)
     width = max(least, int(len(series) * share)) | 1
     return Series(series.steps, rolling_median(series.values, min(width, max(1, len(series) | 1))))
 

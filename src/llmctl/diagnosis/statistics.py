@@ -14,6 +14,7 @@ Array = NDArray[np.float64]
 # The median absolute deviation of a normal distribution is 0.6745 of its standard deviation.
 MAD_TO_SIGMA = 1.4826
 MAX_BLOCKS = 200
+MAX_SHIFT_BLOCKS = 400
 
 
 def sigma_of(values: Array) -> float:
@@ -117,14 +118,19 @@ def best_shift(values: Array, margin: int) -> Shift | None:
     total = float(np.sum(np.abs(values - np.median(values))))
     if total == 0:
         return None
-    # Coarse, then fine: quadratic cost is kept away from long runs.
-    stride = max(1, (count - 2 * margin) // 64)
-    candidates = np.arange(margin, count - margin + 1, stride)
-    best = int(min(candidates.tolist(), key=lambda cut: _split_cost(values, cut)))
-    fine = np.arange(max(margin, best - stride), min(count - margin, best + stride) + 1)
-    cut = int(min(fine.tolist(), key=lambda place: _split_cost(values, place)))
+    # Coarse, over blocks; then fine, with the levels that the coarse cut has found.
+    size = max(1, count // MAX_SHIFT_BLOCKS)
+    blocks = np.array([np.median(values[low : low + size]) for low in range(0, count, size)]) if size > 1 else values
+    least = max(1, -(-margin // size))
+    places = range(least, max(least + 1, len(blocks) - least + 1))
+    coarse = min(places, key=lambda place: _split_cost(blocks, place))
+    before, after = float(np.median(blocks[:coarse])), float(np.median(blocks[coarse:]))
+    left = np.concatenate([[0.0], np.cumsum(np.abs(values - before))])
+    right = np.concatenate([np.cumsum(np.abs(values - after)[::-1])[::-1], [0.0]])
+    costs = (left + right)[margin : count - margin + 1]
+    cut = margin + int(np.argmin(costs))
     before, after = float(np.median(values[:cut])), float(np.median(values[cut:]))
-    return Shift(cut, before, after, 1.0 - _split_cost(values, cut) / total)
+    return Shift(cut, before, after, 1.0 - float(costs[cut - margin]) / total)
 
 
 def _split_cost(values: Array, cut: int) -> float:
@@ -138,11 +144,14 @@ def rolling_median(values: Array, width: int) -> Array:
     half = max(0, width // 2)
     if half == 0 or count == 0:
         return values.astype(np.float64)
-    padded = np.concatenate([np.full(half, np.nan), values, np.full(half, np.nan)])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
     out = np.empty(count)
-    for low in range(0, count, 65536):
-        out[low : low + 65536] = np.nanmedian(windows[low : low + 65536], axis=1)
+    if count > 2 * half:
+        windows = np.lib.stride_tricks.sliding_window_view(values, 2 * half + 1)
+        for low in range(0, len(windows), 16384):
+            part = np.median(windows[low : low + 16384], axis=1)
+            out[half + low : half + low + len(part)] = part
+    for place in [*range(min(half, count)), *range(max(half, count - half), count)]:
+        out[place] = np.median(values[max(0, place - half) : place + half + 1])
     return out
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmctl.diagnosis.columns import columns_of
+from llmctl.diagnosis.readers.fast import read_fast
 from llmctl.diagnosis.readers.load import load_evidence
 from llmctl.errors import UserError
 
@@ -180,3 +182,41 @@ class TestNothingToJudge:
         assert "no column named loss" in self.problem(tmp_path / "b.csv")
         (tmp_path / "events.out.tfevents.1").write_bytes(b"not an event file at all")
         assert "no training curve" in self.problem(tmp_path / "events.out.tfevents.1")
+
+
+class TestFastReading:
+    def rows(self, count: int = 4000) -> list[str]:
+        return [
+            f'{{"step": {step}, "step_time_s": {1 + step / 1e4}, "forward_s": 1}}\n' for step in range(1, count + 1)
+        ]
+
+    def read(self, tmp_path: Path, lines: list[str]):
+        run = write_lines(tmp_path / "run", '{"step": 1, "loss": 2.0}\n')
+        write_lines(run / "events", *lines, name="rank-0.jsonl")
+        return load_evidence(run)
+
+    def test_a_long_log_reads_as_the_tolerant_reader_does(self, tmp_path: Path) -> None:
+        lines = self.rows()
+        path = write_lines(tmp_path, *lines, name="rank-0.jsonl") / "rank-0.jsonl"
+        fast = read_fast(path)
+        assert fast is not None
+        slow = columns_of([json.loads(line) for line in lines])
+        assert fast.names == slow.names
+        for name in slow.names:
+            assert np.array_equal(fast.series(name).steps, slow.series(name).steps)
+            assert np.array_equal(fast.series(name).values, slow.series(name).values)
+
+    @pytest.mark.parametrize(
+        "odd",
+        [
+            '{"step": 9999, "step_time_s": NaN}\n',
+            '{"step": 9999, "step_time_s": null, "forward_s": 1}\n',
+            '{"step": 5, "step_time_s": 7, "forward_s": 1}\n',
+            '{"step": 9998, "step_time_s": 1, "forward_s": 1} {"step": 9999, "step_time_s": 1, "forward_s": 1}\n',
+            '{"step": 9999, "step_ti',
+        ],
+    )
+    def test_odd_lines_fall_back_and_lose_nothing(self, tmp_path: Path, odd: str) -> None:
+        path = write_lines(tmp_path, *self.rows(), odd, name="rank-0.jsonl") / "rank-0.jsonl"
+        assert read_fast(path) is None
+        assert len(self.read(tmp_path, [*self.rows(), odd]).ranks[0].series("forward_s")) >= 4000

@@ -117,6 +117,11 @@ class TestMemoryGrowth:
         run["memory_bytes"] = 8e9 * (1 + 0.5 * (1 - np.exp(-np.arange(300) / 40)))
         assert judge("memory_growth", run) == []
 
+    def test_a_peak_that_climbs_more_and_more_slowly(self, make_pretraining, judge) -> None:
+        run = make_pretraining(120)  # as measured on a reward model's batches of varying length
+        run["memory_bytes"] = 0.7e9 + 0.42e9 * np.log1p(np.arange(120) / 1.5)
+        assert judge("memory_growth", run) == []
+
     def test_lengths_that_vary(self, make_pretraining, judge) -> None:
         run = make_pretraining(300)
         run["memory_bytes"] = 8e9 * (1 + 0.3 * np.random.default_rng(0).random(300))

@@ -48,7 +48,7 @@ def _load_folder(path: Path) -> Evidence:
     if state is not None:
         return read_trainer_state(state, path)
     stage = _stage_of(path)
-    if stage and stage.split()[0] not in ("pretrain", "sft", "rlhf"):
+    if stage and not stage.startswith(("pretrain", "sft", "rlhf")):
         raise UserError(f"{path} was written by `llmctl {stage}`, which is no training run", READABLE)
     if (path / STATE_FOLDER).is_dir():
         raise UserError(f"{path} has not logged a step yet", "wait for the run's first step, then try again")

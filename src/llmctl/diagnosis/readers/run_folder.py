@@ -10,6 +10,7 @@ from typing import Any
 from llmctl.artifacts.manifest import CONFIG_NAME, MANIFEST_NAME, STATE_FOLDER
 from llmctl.diagnosis.columns import Columns, columns_of
 from llmctl.diagnosis.evidence import Evidence
+from llmctl.diagnosis.readers.fast import read_fast
 from llmctl.diagnosis.readers.names import METRIC_ALIASES, VALIDATION_ALIASES
 from llmctl.errors import UserError
 from llmctl.report.logs import Log, flatten, last_of_each_step, number_of, read_log
@@ -100,6 +101,10 @@ def _read_events(folder: Path, evidence: Evidence) -> None:
     for path in sorted(root.iterdir()):
         match = _RANK.match(path.name)
         if match is None or not path.is_file():
+            continue
+        fast = read_fast(path)
+        if fast is not None:
+            evidence.ranks[int(match.group(1))] = fast
             continue
         log = read_log(path)
         broken += len(log.broken_lines)

@@ -85,9 +85,9 @@ class Rule:
         middle = float(np.median(norm.values[half : half + quarter]))
         if calm <= 0 or late < self.growth * calm or late < middle:
             return None
-        above = np.nonzero(smoothed.values >= 3 * calm)[0]
-        later = above[above >= quarter]
-        step = int(norm.steps[later[0]]) if len(later) else int(norm.steps[half])
+        above = smoothed.steps[smoothed.values >= 3 * calm]
+        later = above[above >= norm.steps[quarter]]
+        step = int(later[0]) if len(later) else int(norm.steps[half])
         text = f"the gradient norm rises from {calm:.3g} (median of the first half) to {late:.3g} at the end"
         severe = Severity.CRITICAL if late >= self.leap * calm else Severity.WARNING
         return self._finding(evidence, severe, step, text, {"calm": calm, "late": late, "ratio": late / calm})

@@ -1,9 +1,9 @@
 """Memory grows from step to step.
 
 Signal: memory grows by more than a twentieth over the run, each third of the run is higher than the one before,
-and the last third still grows at more than a third of the average pace.
+and the last third still grows at more than six tenths of the average pace.
 
-Look-alikes: a peak counter that climbs in the first steps and then stays (caches, the longest sequence so far)
+Look-alikes: a peak counter that climbs more and more slowly (caches, fragments, the longest sequence so far)
 is healthy; so are jumps up and down with the length of the sequences.
 
 Cause: something keeps what each step makes: losses that are added up with their graph, lists of tensors,
@@ -36,6 +36,10 @@ class Rule:
     needs: ClassVar[tuple[str, ...]] = ("memory_bytes|ranks", "steps")
 
     growth: Annotated[float, Opt("Least growth over the run as a share of the memory at its start.", min=0)] = 0.05
+    late_pace: Annotated[
+        float, Opt("Least pace in the last third as a share of the whole run's; a leak keeps its pace.", min=0)
+    ] = 0.6
+    min_steps: Annotated[int, Opt("Fewest steps, after the first ones, to judge.", min=9)] = 30
     z: Annotated[float, Opt("Least Kendall statistic in standard deviations.", min=0)] = 3.3
 
     def check(self, evidence: Evidence) -> list[Finding]:
@@ -54,7 +58,7 @@ class Rule:
         return found[:1] if len(found) > len(evidence.ranks) // 2 else found
 
     def _judge(self, evidence: Evidence, memory: Series, rank: int | None) -> Finding | None:
-        if len(memory) < 15:
+        if len(memory) < self.min_steps:
             return None
         trend = trend_of(memory.steps, memory.values, 40)
         thirds = [float(np.median(part)) for part in np.array_split(memory.values, 3)]
@@ -62,7 +66,7 @@ class Rule:
         late = trend_of(last.steps, last.values, 40)
         if trend.relative_change < self.growth or trend.z < self.z or not thirds[0] < thirds[1] < thirds[2]:
             return None
-        if late.slope < trend.slope / 3 or late.z < 2:
+        if late.slope < self.late_pace * trend.slope or late.z < 2:
             return None
         per_step = trend.slope
         total = evidence.number("memory_limit_bytes")

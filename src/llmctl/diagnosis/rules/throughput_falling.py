@@ -61,12 +61,13 @@ class Rule:
 
     fall: Annotated[float, Opt("Least fall over the run, as a share of the rate at its start.", min=0, max=1)] = 0.1
     z: Annotated[float, Opt("Least Kendall statistic in standard deviations (3.3 is one in a thousand).", min=0)] = 3.3
+    min_steps: Annotated[int, Opt("Fewest steps, after the first ones, to judge.", min=9)] = 30
     blocks: Annotated[int, Opt("Blocks of steps whose medians are taken.", min=8)] = 20
 
     def check(self, evidence: Evidence) -> list[Finding]:
         """Report a rate that falls over the whole run."""
         rate = throughput(evidence)
-        if len(rate) < 16 or is_one_drop(rate):
+        if len(rate) < self.min_steps or is_one_drop(rate):
             return []
         trend = trend_of(rate.steps, rate.values, self.blocks)
         thirds = [float(np.median(part)) for part in np.array_split(rate.values, 3)]
