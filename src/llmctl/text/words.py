@@ -283,7 +283,7 @@ def scan_document(
                         num_ellipses += 1
                     elif point == 35:
                         num_hashes += 1
-                    elif point == 123 or point == 125:
+                    elif point == 123:
                         curly_brackets += 1
                     elif point == 0xFFFD:
                         replacement_chars += 1

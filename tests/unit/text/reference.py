@@ -91,7 +91,7 @@ def scan(text: str) -> dict[str, int]:
         "symbols": sum(unicodedata.category(char)[0] == "S" for char in text),
         "uppercase": sum(char.isupper() for char in text),
         "unspaced_letters": sum(map(is_unspaced, text)),
-        "curly_brackets": text.count("{") + text.count("}"),
+        "curly_brackets": text.count("{"),
         "replacement_chars": text.count("\ufffd"),
         "control_chars": len(re.findall("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]", text)),
         "mojibake": len(re.findall("(?<=[ÂÃ])[\x80-\x84\x86-\x9f\xa1-\xbf]|(?<=â)€", text)),

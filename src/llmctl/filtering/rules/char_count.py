@@ -1,6 +1,6 @@
 """Remove documents that are too short or too long, in characters (code points).
 
-Source of 190,000: the C4 configuration of DCLM (`baselines_configs/c4.yaml`, after the 1.9e5 of C4's code).
+Source of 190,000: the C4 configuration of DCLM (`baselines_configs/c4.yaml`).
 """
 
 from __future__ import annotations

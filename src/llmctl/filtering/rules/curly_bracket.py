@@ -1,4 +1,4 @@
-"""Remove documents with a curly bracket in what the line rules leave: code.
+"""Remove documents with an opening curly bracket in what the line rules leave: code.
 
 C4's code looks at the lines that stay; `text: original` looks at the whole page, as the paper's sentence says.
 Source of 0: Raffel et al. 2020 (C4), section 2.2; tensorflow_datasets `text/c4_utils.py`.
@@ -23,7 +23,7 @@ COLUMNS = ("curly_brackets",)
 class Parameters(RuleParameters):
     """The limits of the rule."""
 
-    max: Annotated[float | None, Opt("Most curly brackets (C4: 0).", min=0)] = 0
+    max: Annotated[float | None, Opt("Most opening curly brackets (C4: 0).", min=0)] = 0
     text: Annotated[
         Literal["original", "edited"],
         Opt("The text that the rule looks at: as it was read, or as the line rules leave it."),
