@@ -176,6 +176,7 @@ class Transformer(nn.Module):
         if self.is_last:
             shared = self.embed_tokens.weight if tied and self.embed_tokens is not None else None
             self.lm_head = Head(config, group, shared)
+        self.frequencies: torch.Tensor
         self.register_buffer("frequencies", rope_frequencies(config), persistent=False)
         if seed is not None:
             self.initialize(seed)
@@ -223,7 +224,7 @@ class Transformer(nn.Module):
             position_ids = _count_positions(attention_mask, past, length, input_ids.device)
         hidden = self.embed_tokens(input_ids) if self.is_first and self.embed_tokens is not None else input_ids
         dtype = hidden.dtype
-        cos, sin = rope_angles(self.frequencies, position_ids, dtype)  # type: ignore[arg-type]
+        cos, sin = rope_angles(self.frequencies, position_ids, dtype)
         mask = attention_pattern(length, past, document_ids, attention_mask, input_ids.device)
         positions = Positions(cos, sin, mask, cache, dropout_keys if self.training else None)
         for layer in self.layers.values():

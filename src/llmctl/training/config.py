@@ -110,7 +110,7 @@ class TrainingConfig:
         ),
     ] = 100
     keep_checkpoints: Annotated[int, Opt("Checkpoints that are kept, the newest ones.", min=1, identity=False)] = 2
-    log_every: Annotated[int, Opt("Steps between lines of progress.", min=1, identity=False)] = 1
+    log_every: Annotated[int, Opt("Steps between updates of the loss in the progress line.", min=1, identity=False)] = 1
     tensorboard: Annotated[bool, Opt("Write TensorBoard files.", identity=False)] = True
     resume_from: Annotated[
         str | None,

@@ -74,7 +74,7 @@ class World:
             return [float(value) for value in values]
         tensor = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, op=getattr(dist.ReduceOp, operation))
-        return tensor.tolist()  # type: ignore[no-any-return]
+        return tensor.tolist()
 
     def broadcast(self, value: Any) -> Any:
         """Return process 0's value, plain JSON, on every process (no pickle crosses)."""

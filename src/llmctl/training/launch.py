@@ -58,7 +58,8 @@ def run_stage(
 
     processes = check_processes(config)
     if options.dry_run:
-        return _dry_run(output, config, stage, inputs, options, processes, plan)
+        _dry_run(output, config, stage, inputs, options, processes, plan)
+        return None
     if inside_launcher():
         return _run_as_worker(entry, output, config, stage, inputs, options)
     if config.node_rank > 0:

@@ -173,8 +173,8 @@ class TrainingRun:
             if self._board is not None:
                 self._board.scalars("train", line, step)
             if self._progress is not None:
-                detail = f"loss {report.loss:.4f}, {line['tokens_per_s']:,.0f} tokens/s"
-                self._progress.advance(1, detail)
+                told = step % self.config.log_every == 0
+                self._progress.advance(1, f"loss {report.loss:.4f}, {line['tokens_per_s']:,.0f} tokens/s" if told else "")
         self._count_bad(step, report)
 
     def _count_bad(self, step: int, report: StepReport) -> None:

@@ -141,10 +141,10 @@ def test_refusals(tmp_path):
     theirs.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 4}))
-    with pytest.raises(UserError, match="lacks the weight model.layers.3"):
+    with pytest.raises(UserError, match=r"lacks the weight model\.layers\.3"):
         load_model(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
-    with pytest.raises(UserError, match="has the weight model.layers.2"):
+    with pytest.raises(UserError, match=r"has the weight model\.layers\.2"):
         load_model(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
     with pytest.raises(UserError, match="shape"):

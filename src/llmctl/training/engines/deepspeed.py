@@ -168,7 +168,7 @@ class DeepSpeedEngine:
         tensor = torch.as_tensor(values, dtype=torch.float64, device=self.device)
         if self.world_size > 1:
             dist.all_reduce(tensor)
-        return tensor.tolist()  # type: ignore[no-any-return]
+        return tensor.tolist()
 
     def _report(
         self, total: torch.Tensor, metrics: dict[str, torch.Tensor], weight: float, phases: Phases

@@ -54,7 +54,7 @@ class NativeEngine:
             self.optimizer.square_sums = self._full_square_sums
         self._loss_scale = FIRST_LOSS_SCALE if config.precision == "fp16" else 1.0
         self._good_steps = 0
-        self._wrapped = self._module
+        self._wrapped: nn.Module = self._module
         if self.data_parallel_size > 1:
             self._wrapped = _data_parallel(self._module, world)
 
@@ -140,7 +140,7 @@ class NativeEngine:
         tensor = torch.as_tensor(values, dtype=torch.float64, device=self.device)
         if self.data_parallel_size > 1:
             dist.all_reduce(tensor, group=self.world.groups["dp"])
-        return tensor.tolist()  # type: ignore[no-any-return]
+        return tensor.tolist()
 
     def _report(
         self, total: torch.Tensor, metrics: dict[str, torch.Tensor], weight: float, phases: Phases
