@@ -43,7 +43,8 @@ def test_learns_answers_and_their_end_and_nothing_else(template: ChatTemplate) -
     assert learned(template, row) == "world<|im_end|> fox <|im_end|>"
     text = template.decode(row.ids, skip_special=False)
     assert text == (
-        "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nworld<|im_end|>\n"
+        "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n"
+        "<|im_start|>assistant\nworld<|im_end|>\n"
         "<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n fox <|im_end|>"
     )
 
@@ -143,7 +144,10 @@ def test_tokenizer_without_chat_or_end_tokens_is_refused() -> None:
 
 
 def test_template_without_an_end_gets_the_end_token() -> None:
-    bare = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    bare = (
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
     template = ChatTemplate(byte_tokenizer(chat_template=bare))
     (row,) = template.render([conversation(("user", "hello"), ("assistant", "world"))])
     assert row.ids[-1] == template.tokenizer.eos_token_id and row.trained[-1]
@@ -191,3 +195,14 @@ def test_sentencepiece_like_tokenizer_is_tokenised_whole() -> None:
     assert learned(template, row).split() == ["world</s>"]
     (refused,) = template.render([conversation(("user", "hello </s>"), ("assistant", "world"))])
     assert isinstance(refused, BadRecord)
+
+
+def test_default_template_begins_with_bos_where_the_tokenizer_wants_one() -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = byte_tokenizer(["<s>", "</s>"], bos_token="<s>", eos_token="</s>")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    template = ChatTemplate(tokenizer)
+    (row,) = template.render([conversation(("user", "hello"), ("assistant", "world"))])
+    assert row.ids[0] == tokenizer.bos_token_id and row.ids.count(tokenizer.bos_token_id) == 1
+    assert learned(template, row) == "world</s>"
