@@ -118,7 +118,7 @@ def _reader_left() -> int:
 
 
 def _explained(failure: OSError) -> LlmctlError:
-    """Turn an error of the operating system that nobody has caught (a full disk, a folder that went) into a sentence."""
+    """Turn an error of the system that nobody has caught (a full disk, a folder that went) into a sentence."""
     from llmctl.artifacts.files import explain_os_error
 
     explained = explain_os_error(failure, Path(str(failure.filename or "the output")))
