@@ -69,7 +69,9 @@ def test_run_folder(finished, shards):
     metrics = lines_of(finished / "metrics.jsonl")
     assert [line["step"] for line in metrics] == list(range(1, 13))
     assert metrics[-1]["loss"] < metrics[0]["loss"] - 0.5
-    assert {"grad_norm", "lr", "tokens", "step_time_s", "tokens_per_s", "data_time_s", "memory_bytes"} <= set(metrics[0])
+    assert {"grad_norm", "lr", "tokens", "step_time_s", "tokens_per_s", "data_time_s", "memory_bytes"} <= set(
+        metrics[0]
+    )
     assert metrics[-1]["tokens"] == 12 * 4 * 32
     validation = lines_of(finished / "validation.jsonl")
     assert [line["step"] for line in validation] == [0, 6, 12]
@@ -137,7 +139,9 @@ def test_killed_run_ends_as_if_it_had_not_been(finished, shards, tmp_path):
         assert not (root / "manifest.json").exists()
     assert run(arguments(shards, root)) == 0
     assert losses(root) == losses(finished)
-    assert (root / "model" / "model.safetensors").read_bytes() == (finished / "model" / "model.safetensors").read_bytes()
+    assert (root / "model" / "model.safetensors").read_bytes() == (
+        finished / "model" / "model.safetensors"
+    ).read_bytes()
     assert (root / "manifest.json").read_bytes() == (finished / "manifest.json").read_bytes()
     assert [line["step"] for line in lines_of(root / "validation.jsonl")] == [0, 6, 12]
 
@@ -154,7 +158,9 @@ def test_sigterm_saves_and_exits_75(finished, shards, tmp_path):
     assert (root / "checkpoints" / f"step-{stopped:08d}" / "manifest.json").is_file()
     assert run(arguments(shards, root)) == 0
     assert losses(root) == losses(finished)
-    assert (root / "model" / "model.safetensors").read_bytes() == (finished / "model" / "model.safetensors").read_bytes()
+    assert (root / "model" / "model.safetensors").read_bytes() == (
+        finished / "model" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_unfinished_with_another_config_is_refused(shards, tmp_path, capsys):
