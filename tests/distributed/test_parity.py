@@ -39,6 +39,27 @@ TWO = {
     "native tp2 lamb": harness.case(engine="native", tp=2, optimizer="lamb"),
     "native tp2 untied qk-norm": harness.case(engine="native", tp=2, optimizer="sgd", model=UNTIED),
     "native tp2 biases": harness.case(engine="native", tp=2, optimizer="sgd", model={"qkv_bias": True}),
+    "native pp2": harness.case(engine="native", pp=2, optimizer="sgd"),
+    "native pp2 adamw fp64": harness.case(engine="native", pp=2, precision="fp64"),
+    "native pp2 untied": harness.case(engine="native", pp=2, model=UNTIED),
+    "native pp2 one micro-batch": harness.case(engine="native", pp=2, micro_batch_size=8, optimizer="sgd"),
+    "native pp2 single rows recompute": harness.case(
+        engine="native", pp=2, micro_batch_size=1, recompute="full", optimizer="sgd"
+    ),
+    "native pp2 lamb": harness.case(engine="native", pp=2, optimizer="lamb"),
+}
+FOUR = {
+    "tp2 dp2 fp64": harness.case(tp=2, precision="fp64", optimizer="sgd"),
+    "pp2 dp2 fp64": harness.case(pp=2, precision="fp64", optimizer="sgd"),
+    "pp2 tp2 fp64": harness.case(pp=2, tp=2, precision="fp64", optimizer="sgd"),
+    "pp4 uneven": harness.case(pp=4, micro_batch_size=1, optimizer="sgd", model={"num_layers": 5}),
+    "pp4 fewer micro-batches than stages": harness.case(pp=4, micro_batch_size=4, optimizer="sgd"),
+    "pp2 tp2 adamw": harness.case(pp=2, tp=2),
+}
+EIGHT = {
+    "tp2 pp2 dp2": harness.case(tp=2, pp=2, micro_batch_size=1),
+    "tp2 pp2 dp2 fp64": harness.case(tp=2, pp=2, precision="fp64", optimizer="sgd"),
+    "tp2 pp4 lamb": harness.case(tp=2, pp=4, optimizer="lamb"),
 }
 
 
@@ -73,6 +94,7 @@ def assert_equal(got: dict, expected: dict, tolerance: float) -> None:
     assert got["norms"] == pytest.approx(expected["norms"], rel=tolerance)
     assert got["evaluated"] == pytest.approx(expected["evaluated"], rel=tolerance)
     assert got["differing_replicas"] == 0
+    assert got["weights"] == pytest.approx(expected["weights"], rel=max(tolerance, 1e-6) * 100)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +105,27 @@ def two_processes(tmp_path_factory):
 @pytest.mark.parametrize("name", TWO)
 def test_two_processes_equal_one(two_processes, references, name):
     assert_equal(two_processes[name], references(TWO[name]), TOLERANCE[TWO[name]["precision"]])
+
+
+@pytest.fixture(scope="module")
+def four_processes(tmp_path_factory):
+    return dict(zip(FOUR, harness.run_cases(4, list(FOUR.values()), tmp_path_factory.mktemp("four")), strict=True))
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_four_processes_equal_one(four_processes, references, name):
+    assert_equal(four_processes[name], references(FOUR[name]), TOLERANCE[FOUR[name]["precision"]])
+
+
+@pytest.fixture(scope="module")
+def eight_processes(tmp_path_factory):
+    return dict(zip(EIGHT, harness.run_cases(8, list(EIGHT.values()), tmp_path_factory.mktemp("eight")), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EIGHT)
+def test_eight_processes_equal_one(eight_processes, references, name):
+    assert_equal(eight_processes[name], references(EIGHT[name]), TOLERANCE[EIGHT[name]["precision"]])
 
 
 def test_clipping_is_active_and_the_loss_falls(references):

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.distributed
 LAYOUTS = {
     "native dp2": {"engine": "native"},
     "native tp2": {"engine": "native", "tp": 2},
+    "native pp2": {"engine": "native", "pp": 2},
     "zero0": {"engine": "deepspeed", "zero_stage": 0},
     "zero1": {"engine": "deepspeed", "zero_stage": 1},
     "zero2": {"engine": "deepspeed", "zero_stage": 2},

@@ -174,7 +174,9 @@ class TrainingRun:
                 self._board.scalars("train", line, step)
             if self._progress is not None:
                 told = step % self.config.log_every == 0
-                self._progress.advance(1, f"loss {report.loss:.4f}, {line['tokens_per_s']:,.0f} tokens/s" if told else "")
+                self._progress.advance(
+                    1, f"loss {report.loss:.4f}, {line['tokens_per_s']:,.0f} tokens/s" if told else ""
+                )
         self._count_bad(step, report)
 
     def _count_bad(self, step: int, report: StepReport) -> None:

@@ -23,11 +23,6 @@ def choose_engine(config: TrainingConfig, layout: Layout, device: str) -> tuple[
     Raises:
         UserError: the combination works in no engine, or not in the one asked for; the hint names what does.
     """
-    if layout.pp > 1:
-        raise UserError(
-            f"pipeline stages are not available yet (`pp` {layout.pp})",
-            f"use --pp 1 with --tp {layout.tp} or --zero-stage 3 to spread a model over processes",
-        )
     native_problem = _native_problem(config, layout)
     deepspeed_problem = _deepspeed_problem(config, layout, device)
     if config.engine == "native" and native_problem:
@@ -37,7 +32,8 @@ def choose_engine(config: TrainingConfig, layout: Layout, device: str) -> tuple[
     if config.engine != "auto":
         return config.engine, "as asked"
     if native_problem and deepspeed_problem:
-        raise UserError(native_problem[0], deepspeed_problem[1])
+        split = layout.tp > 1 or layout.pp > 1
+        raise UserError(native_problem[0], native_problem[1] if split else deepspeed_problem[1])
     if deepspeed_problem:
         return "native", deepspeed_problem[0]
     if native_problem:
@@ -48,14 +44,19 @@ def choose_engine(config: TrainingConfig, layout: Layout, device: str) -> tuple[
 
 
 def _native_problem(config: TrainingConfig, layout: Layout) -> tuple[str, str] | None:
+    if config.zero_stage and (layout.tp > 1 or layout.pp > 1):
+        return (
+            f"ZeRO stage {config.zero_stage} together with tp {layout.tp} and pp {layout.pp} is not available",
+            f"use --zero-stage 0, or --tp 1 --pp 1 with --zero-stage {config.zero_stage}",
+        )
     if config.zero_stage and layout.dp > 1:
         return f"ZeRO stage {config.zero_stage} is DeepSpeed's", "use --engine deepspeed, or --zero-stage 0"
     return None
 
 
 def _deepspeed_problem(config: TrainingConfig, layout: Layout, device: str) -> tuple[str, str] | None:
-    if layout.tp > 1:
-        return "tensor parallelism is the native engine's", "use --engine native, or --tp 1"
+    if layout.tp > 1 or layout.pp > 1:
+        return "tensor and pipeline parallelism are the native engine's", "use --engine native, or --tp 1 --pp 1"
     if config.precision == "fp64":
         return "fp64 is the native engine's", "use --engine native, or --precision fp32"
     if config.precision == "fp16" and device == "cpu":
@@ -68,6 +69,17 @@ def _deepspeed_problem(config: TrainingConfig, layout: Layout, device: str) -> t
     return None
 
 
+def _check_split(model: Any, layout: Layout) -> None:
+    """Refuse a whole model where each process should hold a part: every process would train all of it."""
+    size = getattr(getattr(model, "group", None), "size", 1)
+    whole = getattr(model, "is_first", True) and getattr(model, "is_last", True)
+    if size != layout.tp or (layout.pp > 1) == whole:
+        raise UserError(
+            f"this stage does not split its model over tp {layout.tp} × pp {layout.pp}",
+            "use --tp 1 --pp 1; --zero-stage 3 spreads the weights over data-parallel processes",
+        )
+
+
 def make_engine(model: nn.Module, config: TrainingConfig, world: World) -> Any:
     """Build the engine of a run around a model.
 
@@ -75,6 +87,7 @@ def make_engine(model: nn.Module, config: TrainingConfig, world: World) -> Any:
         UserError: see `choose_engine`.
     """
     name, _ = choose_engine(config, world.layout, world.device.type)
+    _check_split(model, world.layout)
     if name == "native":
         from llmctl.training.engines.native import NativeEngine
 

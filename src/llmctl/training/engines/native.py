@@ -1,9 +1,15 @@
-"""The engine in plain PyTorch: data parallel with DDP, tensor parallel through the model's own layers."""
+"""The engine in plain PyTorch: DDP, tensor parallelism through the model's own layers, pipelines of stages.
+
+Under a pipeline several micro-batches are in flight, which DDP does not allow; gradients are then summed over the
+replicas after the last backward pass.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +35,7 @@ from llmctl.training.engines.common import (
     parameters_of,
     to_device,
 )
+from llmctl.training.engines.pipeline import Pipeline
 from llmctl.training.optimizers import STATE_NAMES, Lamb, make_optimizer, set_learning_rate
 from llmctl.training.tensors import StoredTensors, write_tensors
 
@@ -55,7 +62,11 @@ class NativeEngine:
         self._loss_scale = FIRST_LOSS_SCALE if config.precision == "fp16" else 1.0
         self._good_steps = 0
         self._wrapped: nn.Module = self._module
-        if self.data_parallel_size > 1:
+        self._pipeline = Pipeline(self.model, world, config.precision) if world.layout.pp > 1 else None
+        self._metric_names: list[str] | None = None
+        # The last stage's copy of a tied embedding: kept equal to the first's, counted and saved once.
+        self._copy = _tied_copy(self.model) if self._pipeline is not None else None
+        if self.data_parallel_size > 1 and self._pipeline is None:
             self._wrapped = _data_parallel(self._module, world)
 
     # -- steps -----------------------------------------------------------------------------------------------
@@ -67,7 +78,12 @@ class NativeEngine:
         with phases.measure("communication"):
             (weight,) = self._sum_over_replicas([local_weight(micro_batches, loss)])
         scale = self._loss_scale / max(weight, 1.0)
-        total, metrics = self._accumulate(micro_batches, loss, scale, phases)
+        if self._pipeline is not None:
+            total, metrics = self._pipeline.train(micro_batches, loss, scale, phases)
+            with phases.measure("communication"):
+                self._sum_pipeline_gradients()
+        else:
+            total, metrics = self._accumulate(micro_batches, loss, scale, phases)
         with phases.measure("update"):
             norm = self._gradient_norm() / self._loss_scale
             skipped = norm != norm or norm == float("inf")
@@ -106,14 +122,33 @@ class NativeEngine:
         gradients = [
             parameter.grad
             for _, parameter in self._trainable
-            if parameter.grad is not None and (shard_of(parameter).dim is not None or self.world.tp_rank == 0)
+            if parameter.grad is not None
+            and (shard_of(parameter).dim is not None or self.world.tp_rank == 0)
+            and not (parameter is self._copy and not self._owns_tied)
         ]
         if gradients:
             norms = torch.stack([norm.double() for norm in torch._foreach_norm(gradients)])
             squares = norms.square().sum()
-        if self.world.layout.tp > 1:
-            dist.all_reduce(squares, group=self.world.groups["tp"])
+        for axis in ("tp", "pp"):
+            if getattr(self.world.layout, axis) > 1:
+                dist.all_reduce(squares, group=self.world.groups[axis])
         return float(squares.sqrt())
+
+    @property
+    def _owns_tied(self) -> bool:
+        return self.world.pp_rank == 0
+
+    def _sum_pipeline_gradients(self) -> None:
+        """Add the gradients of both copies of a tied embedding, and of all replicas."""
+        if self._copy is not None and self._copy.grad is not None:
+            dist.all_reduce(self._copy.grad, group=self.world.groups["ends"])
+        if self.data_parallel_size == 1:
+            return
+        gradients = [parameter.grad for _, parameter in self._trainable if parameter.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat, group=self.world.groups["dp"])
+        for gradient, total in zip(gradients, flat.split([item.numel() for item in gradients]), strict=True):
+            gradient.copy_(total.view_as(gradient))
 
     def _unscale(self, factor: float) -> None:
         if factor == 1.0:
@@ -145,13 +180,30 @@ class NativeEngine:
     def _report(
         self, total: torch.Tensor, metrics: dict[str, torch.Tensor], weight: float, phases: Phases
     ) -> StepReport:
-        names = sorted(metrics)
+        names = self._names_of(metrics)
+        zero = torch.zeros_like(total)
         with phases.measure("communication"):
-            sums = self._sum_over_replicas(torch.stack([total, *(metrics[name] for name in names)]))
+            values = torch.stack([total, *(metrics.get(name, zero) for name in names)])
+            if self._pipeline is not None:  # only the last stage has them
+                dist.all_reduce(values, group=self.world.groups["pp"])
+            sums = self._sum_over_replicas(values)
         means = [value / max(weight, 1.0) for value in sums]
         return StepReport(
             loss=means[0], metrics=dict(zip(names, means[1:], strict=True)), weight=weight, seconds=phases.seconds
         )
+
+    def _names_of(self, metrics: dict[str, torch.Tensor]) -> list[str]:
+        """Return the names of the loss's metrics; under a pipeline the last stage tells the others, once."""
+        if self._pipeline is None:
+            return sorted(metrics)
+        if self._metric_names is None:
+            layout = self.world.layout
+            tp, dp, _ = layout.coordinates(self.rank)
+            data = json.dumps(sorted(metrics)).encode().ljust(4096)
+            buffer = torch.tensor(list(data), dtype=torch.uint8, device=self.device)
+            dist.broadcast(buffer, layout.rank_of(tp, dp, layout.pp - 1), group=self.world.groups["pp"])
+            self._metric_names = json.loads(bytes(buffer.tolist()))
+        return self._metric_names
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[Batch], loss: Loss) -> StepReport:
@@ -159,6 +211,8 @@ class NativeEngine:
         phases = Phases()
         self.model.eval()
         (weight,) = self._sum_over_replicas([local_weight(micro_batches, loss)])
+        if self._pipeline is not None:
+            return self._report(*self._pipeline.evaluate(micro_batches, loss, phases), weight, phases)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         metrics: dict[str, torch.Tensor] = {}
         with phases.measure("forward"), autocast(self.config.precision, self.device):
@@ -173,28 +227,65 @@ class NativeEngine:
 
     def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, full tensor) of every parameter."""
-        for name, parameter in self._parameters:
-            yield name, self._gather(parameter, parameter.detach())
+        mine = dict(self._parameters)
+        for name, stage in self._logical_names():
+            yield name, self._gather(mine.get(name), lambda parameter: parameter.detach(), stage)
 
-    def _gather(self, parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Put the shards of a parameter (or of its optimizer state) together, without padding."""
-        shard = shard_of(parameter)
-        if shard.dim is None or self.world.layout.tp == 1:
-            return values.detach().cpu()
-        pieces = [torch.empty_like(values) for _ in range(self.world.layout.tp)]
-        dist.all_gather(pieces, values.contiguous(), group=self.world.groups["tp"])
-        if not self.world.is_main:
-            return torch.empty(0)
-        return torch.cat(pieces, dim=shard.dim).narrow(shard.dim, 0, shard.shape[shard.dim]).cpu()
+    def _logical_names(self, trainable: bool = False) -> list[tuple[str, int]]:
+        """Return (name, pipeline stage that has it) of every parameter of the whole model, on every process alike."""
+        if self._pipeline is None:
+            return [(name, 0) for name, _ in (self._trainable if trainable else self._parameters)]
+        from llmctl.model.transformer import Transformer
+        from llmctl.training.layout import stage_layers
+
+        shape, stages = self.model.config, self.world.layout.pp
+        found: dict[str, int] = {}
+        for stage in range(stages):
+            with torch.device("meta"):
+                part = Transformer(
+                    shape,  # type: ignore[arg-type]
+                    layers=stage_layers(shape.num_layers, stages, stage),  # type: ignore[union-attr, arg-type]
+                    seed=None,
+                )
+            for name, _ in part.logical_parameters():
+                found.setdefault(name, stage)
+        return list(found.items())
+
+    def _gather(
+        self, parameter: torch.Tensor | None, values_of: Callable[[torch.Tensor], torch.Tensor], stage: int
+    ) -> torch.Tensor:
+        """Put the shards of a parameter (or of its optimizer state) together on process 0, without padding."""
+        layout, empty = self.world.layout, torch.empty(0)
+        here = stage == self.world.pp_rank and parameter is not None
+        full = empty
+        if here and parameter is not None:
+            full, shard = values_of(parameter), shard_of(parameter)
+            if shard.dim is not None and layout.tp > 1:
+                pieces = [torch.empty_like(full) for _ in range(layout.tp)]
+                dist.all_gather(pieces, full.contiguous(), group=self.world.groups["tp"])
+                full = torch.cat(pieces, dim=shard.dim).narrow(shard.dim, 0, shard.shape[shard.dim])
+        if stage > 0:
+            owner = layout.rank_of(0, 0, stage)
+            if self.rank == owner:
+                _send(full, 0)
+            elif self.rank == 0:
+                return _receive(owner, self.device).cpu()
+        return full.cpu() if self.world.is_main and here else empty
 
     def _full_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self.full_weights():
             yield f"{WEIGHTS}/{name}", tensor
-        for name, parameter in self._trainable:
-            state = self.optimizer.state.get(parameter, {})
-            for kind in STATE_NAMES[self.config.optimizer]:
-                if kind in state:
-                    yield f"{kind}/{name}", self._gather(parameter, state[kind])
+        if not self.optimizer.state:  # alike on every process
+            return
+        mine = dict(self._trainable)
+        for kind in STATE_NAMES[self.config.optimizer]:
+            for name, stage in self._logical_names(trainable=True):
+                state = self._gather(mine.get(name), partial(self._state_of, kind), stage)
+                yield f"{kind}/{name}", state
+
+    def _state_of(self, kind: str, parameter: torch.Tensor) -> torch.Tensor:
+        state: torch.Tensor = self.optimizer.state[parameter][kind]
+        return state
 
     def save(self, folder: Path) -> None:
         """Write weights and optimizer state as full tensors; process 0 writes."""
@@ -247,6 +338,35 @@ class NativeEngine:
 
     def close(self) -> None:
         """Release nothing: the module goes with the object."""
+
+
+def _tied_copy(model: nn.Module) -> nn.Parameter | None:
+    """Return the embedding where the first and the last stage both hold it and are different processes."""
+    embedding = getattr(model, "embed_tokens", None)
+    config: Any = model.config
+    both_here = model.is_first and model.is_last
+    return embedding.weight if embedding is not None and config.tied_embeddings and not both_here else None
+
+
+def _send(tensor: torch.Tensor, target: int) -> None:
+    """Send a tensor of any shape (up to eight dimensions)."""
+    device = tensor.device
+    header = torch.full((9,), -1, dtype=torch.int64, device=device)
+    header[0] = 1 if tensor.dtype == torch.float64 else 0
+    header[1 : 1 + tensor.ndim] = torch.tensor(tensor.shape, dtype=torch.int64, device=device)
+    dist.send(header, target)
+    dist.send(tensor.contiguous(), target)
+
+
+def _receive(source: int, device: torch.device) -> torch.Tensor:
+    header = torch.empty(9, dtype=torch.int64, device=device)
+    dist.recv(header, source)
+    wide, *shape = header.tolist()
+    tensor = torch.empty(
+        [size for size in shape if size >= 0], dtype=torch.float64 if wide else torch.float32, device=device
+    )
+    dist.recv(tensor, source)
+    return tensor
 
 
 def _data_parallel(module: nn.Module, world: World) -> nn.Module:
