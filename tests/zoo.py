@@ -132,16 +132,16 @@ def _compressed(zoo: _Zoo) -> None:
 
     import zstandard
 
-    zoo.add("two-members.jsonl.gz", gzip.compress(lines(2, 10)) + gzip.compress(lines(2, 12)), 4)
-    zoo.add("padded.jsonl.gz", gzip.compress(lines(2, 14)) + b"\0" * 512, 2)
-    zoo.add("trailing-garbage.jsonl.gz", gzip.compress(lines(2, 16)) + b"garbage", 2, 1)
+    zoo.add("two-members.jsonl.gz", gzip.compress(lines(2, 10), mtime=0) + gzip.compress(lines(2, 12), mtime=0), 4)
+    zoo.add("padded.jsonl.gz", gzip.compress(lines(2, 14), mtime=0) + b"\0" * 512, 2)
+    zoo.add("trailing-garbage.jsonl.gz", gzip.compress(lines(2, 16), mtime=0) + b"garbage", 2, 1)
     zoo.add("truncated.jsonl.gz", _flushed_gzip(5, 20)[:-20], 5, 1)
-    broken = bytearray(gzip.compress(lines(3, 26)))
+    broken = bytearray(gzip.compress(lines(3, 26), mtime=0))
     broken[-8:-4] = b"\0\0\0\0"  # the checksum
     zoo.add("wrong-checksum.jsonl.gz", bytes(broken), 3, 1)
     zoo.add("not-gzip.jsonl.gz", lines(2, 30), 2)
-    zoo.add("empty.jsonl.gz", gzip.compress(b""), 0)
-    zoo.add("no-suffix", gzip.compress(lines(2, 32)), 2)
+    zoo.add("empty.jsonl.gz", gzip.compress(b"", mtime=0), 0)
+    zoo.add("no-suffix", gzip.compress(lines(2, 32), mtime=0), 2)
     compress = zstandard.ZstdCompressor(write_checksum=True).compress
     zoo.add("two-frames.jsonl.zst", compress(lines(2, 40)) + compress(lines(2, 42)), 4)
     zoo.add("skippable-frame.jsonl.zst", b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd" + compress(lines(2, 44)), 2)
@@ -237,7 +237,7 @@ def _whole_files(zoo: _Zoo) -> None:
     zoo.add("pages/latin1.html", page.replace("Harbour", "Café").encode("latin-1"), 1)
     zoo.add("pages/html-without-suffix", page.encode(), 1)
     zoo.add("pages/note.txt", document(400).encode(), 1)
-    zoo.add("pages/note.txt.gz", gzip.compress(document(401).encode()), 1)
+    zoo.add("pages/note.txt.gz", gzip.compress(document(401).encode(), mtime=0), 1)
     zoo.add("pages/empty.txt", b"", 0)
     zoo.add("pages/utf16.txt", document(402).encode("utf-16"), 1)
     zoo.add("pages/latin1.txt", "café".encode("latin-1"), 0, 1)
@@ -288,9 +288,9 @@ def _warc(zoo: _Zoo) -> None:
         warc_record("response", http_response(page, status="404 Not Found"), 3),
         warc_record("response", http_response(document(601).encode(), "text/plain"), 4),
     ]
-    zoo.add("crawl/pages.warc.gz", b"".join(gzip.compress(record) for record in records), 2, 2)
+    zoo.add("crawl/pages.warc.gz", b"".join(gzip.compress(record, mtime=0) for record in records), 2, 2)
     zoo.add("crawl/plain.warc", b"".join(records), 2, 2)
     extracted = [warc_record("conversion", document(610 + n).encode(), n) for n in range(3)]
-    zoo.add("crawl/pages.wet.gz", gzip.compress(b"".join(extracted)), 3)
+    zoo.add("crawl/pages.wet.gz", gzip.compress(b"".join(extracted), mtime=0), 3)
     zoo.add("crawl/cut.warc", b"".join(extracted)[:-200], 2, 1)
     zoo.add("crawl/noise-between.warc", extracted[0] + b"noise\r\n\r\nmore\r\n" + extracted[1] + extracted[2], 3, 1)

@@ -67,7 +67,7 @@ def test_any_size_of_block_gives_the_same_records(content, block_bytes, suffix, 
 
 def compress(data, suffix):
     if suffix == ".gz":
-        return gzip.compress(data)
+        return gzip.compress(data, mtime=0)
     if suffix == ".zst":
         import zstandard
 
@@ -125,7 +125,7 @@ def test_names_are_unique_sorted_and_the_same_every_time(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(lines(30))
     (tmp_path / "b.jsonl").write_bytes(lines(1))
     (tmp_path / "c.jsonl").write_bytes(lines(1))
-    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(lines(30)))
+    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(lines(30), mtime=0))
     (tmp_path / "e.txt").write_text("text")
     names = [block.name for block in read_all(tmp_path, block_bytes=4000)[0]]
     assert names == sorted(set(names)) == [block.name for block in read_all(tmp_path, block_bytes=4000)[0]]
@@ -143,7 +143,11 @@ def test_small_files_share_a_block(tmp_path):
 
 
 def test_input_bytes_add_up_to_the_input(tmp_path):
-    for name, data in (("a.jsonl", lines(50)), ("b.jsonl.gz", gzip.compress(lines(50))), ("c.csv", corpus_csv())):
+    for name, data in (
+        ("a.jsonl", lines(50)),
+        ("b.jsonl.gz", gzip.compress(lines(50), mtime=0)),
+        ("c.csv", corpus_csv()),
+    ):
         (tmp_path / name).write_bytes(data)
     source = open_input(tmp_path)
     for block_bytes in (1024, 10_000, 1_000_000):
@@ -210,7 +214,7 @@ def test_a_file_without_permission_is_told(tmp_path):
 
 
 def test_a_bomb_of_one_long_line_is_told_and_the_rest_goes_on(tmp_path):
-    bomb = gzip.compress(b'{"text": "' + b"a" * 30_000_000 + b'"}\n' + lines(2))
+    bomb = gzip.compress(b'{"text": "' + b"a" * 30_000_000 + b'"}\n' + lines(2), mtime=0)
     assert len(bomb) < 100_000
     (tmp_path / "bomb.jsonl.gz").write_bytes(bomb)
     for block_bytes in (1_000_000, 256_000_000):
@@ -224,7 +228,7 @@ def test_a_file_that_hides_a_bomb_behind_a_harmless_head_is_cut_off(tmp_path, mo
     head = os.urandom(200_000).hex().encode()
     harmless = b'{"text": "' + head + b'"}\n'
     path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(harmless) + gzip.compress(b'{"text": "again"}\n' * 2_000_000))
+    path.write_bytes(gzip.compress(harmless, mtime=0) + gzip.compress(b'{"text": "again"}\n' * 2_000_000, mtime=0))
     _, rows, invalid = read_all(path, block_bytes=2_000_000)
     assert len(rows) > 1_000_000
     assert len(invalid) == 1 and invalid[0][2].startswith("decompression bomb: more than")
