@@ -56,14 +56,37 @@ class TokenizeConfig:
     eos_token: Annotated[
         str | None, Opt("The token after each document, where an existing tokenizer does not name one.")
     ] = None
+    domain_terms: Annotated[
+        str | None,
+        Opt("A text file with one domain term a line; terms that save tokens become tokens.", identity=False),
+    ] = None
+    mine_domain_terms: Annotated[
+        int, Opt("Find up to this many domain terms: frequent in the domain, rare elsewhere, split today.", min=0)
+    ] = 0
+    domain_sources: Annotated[
+        list[str],
+        Opt("Sources whose documents are the domain's text (`*` and `?` match any); without it, all are."),
+    ] = field(default_factory=list)
+    min_term_savings: Annotated[
+        float, Opt("Fewest tokens that a term must save per million tokens of the domain's text.", min=0)
+    ] = 20.0
     seed: Annotated[int, Opt("Seed of the samples.", min=0)] = 0
     max_invalid_share: Annotated[float, Opt("Largest share of invalid records before status 3.", min=0, max=1)] = 0.05
     read: Annotated[ReadOptions, Opt("How raw files are read.")] = field(
         default_factory=lambda: ReadOptions(block_bytes=BLOCK_BYTES)
     )
 
+    @property
+    def wants_terms(self) -> bool:
+        """Tell whether domain terms are asked for."""
+        return self.domain_terms is not None or self.mine_domain_terms > 0
+
     def validate(self) -> None:
         """Check what spans fields."""
+        if self.domain_sources and not self.wants_terms:
+            raise UserError(
+                "`domain_sources` goes with domain terms", "give --domain-terms FILE or --mine-domain-terms N"
+            )
         reserved = [EOS_TOKEN, PAD_TOKEN, *CHAT_TOKENS]
         for token in self.special_tokens:
             if not token.strip() or self.special_tokens.count(token) > 1 or token in reserved:

@@ -14,6 +14,7 @@ from llmctl.artifacts.tokens import TOKENIZER_FOLDER
 from llmctl.errors import UserError
 from llmctl.tokenization.config import TokenizeConfig
 from llmctl.tokenization.folder import TokenizerFolder
+from llmctl.tokenization.letters import to_letters
 from llmctl.tokenization.train import special_tokens, untrained
 
 TOKENIZER_JSON = "tokenizer.json"
@@ -189,15 +190,13 @@ def _from_tiktoken(path: Path, config: TokenizeConfig) -> TokenizerFolder:
     from tokenizers import AddedToken, models
 
     ranks = _read_tiktoken(path)
-    letters = _byte_letters()
-    vocabulary = {"".join(letters[byte] for byte in token): rank for token, rank in ranks.items()}
+    vocabulary = {to_letters(token): rank for token, rank in ranks.items()}
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         if len(token) > 1:
             halves = _last_merge(token, rank, ranks)
             if halves is not None:
-                left, right = ("".join(letters[byte] for byte in half) for half in halves)
-                merges.append((left, right))
+                merges.append((to_letters(halves[0]), to_letters(halves[1])))
     tokenizer = untrained(config)
     # A token that its parts do not build is still found as a whole word, as tiktoken does.
     tokenizer.model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True)
@@ -235,12 +234,3 @@ def _last_merge(token: bytes, rank: int, ranks: dict[bytes, int]) -> tuple[bytes
         _, position = min(candidates)
         parts[position : position + 2] = [parts[position] + parts[position + 1]]
     return parts[0], parts[1]
-
-
-def _byte_letters() -> dict[int, str]:
-    """Return GPT-2's printable character for each byte."""
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    letters = {byte: chr(byte) for byte in visible}
-    hidden = (byte for byte in range(256) if byte not in letters)
-    letters.update({byte: chr(256 + number) for number, byte in enumerate(hidden)})
-    return letters

@@ -40,6 +40,10 @@ class TokenizerFolder:
 
         return Tokenizer.from_str(self.tokenizer_json)
 
+    def num_merges(self) -> int:
+        """Return the number of merges of its BPE."""
+        return len(json.loads(self.tokenizer_json)["model"]["merges"])
+
     def facts(self) -> TokenizerFacts:
         """Return what readers need to know; the dtype follows the largest id, added tokens included.
 

@@ -7,7 +7,7 @@ of each bucket, a second takes whole buckets, from the first on, until a source'
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,75 +60,109 @@ def scan_block(unit: Unit, context: ScanContext) -> UnitResult:
 
 @dataclass(frozen=True)
 class SamplePlan:
-    """Which documents are in the sample.
+    """Which documents are in a sample.
 
     Attributes:
-        limits: {source: (buckets, bytes)}: documents in the first `buckets` buckets, up to `bytes` of text.
-        total_bytes: text of the whole input.
+        limits: {source: (first bucket, end bucket, bytes)}: documents in these buckets, up to `bytes` of text.
+        total_bytes: text that the sample is drawn from.
     """
 
-    limits: Mapping[str, tuple[int, int]]
+    limits: Mapping[str, tuple[int, int, int]]
     total_bytes: int
 
     @property
     def sample_bytes(self) -> int:
         """Return the text of the sample."""
-        return sum(size for _, size in self.limits.values())
+        return sum(size for _, _, size in self.limits.values())
 
 
-def plan_sample(scans: Iterable[Mapping[str, Any]], max_bytes: int) -> SamplePlan:
-    """Share out `max_bytes` over the sources in proportion to their text."""
+def plan_sample(
+    scans: Iterable[Mapping[str, Any]],
+    max_bytes: int,
+    *,
+    first: int = 0,
+    end: int = NUM_BUCKETS,
+    wanted: Callable[[str], bool] = lambda source: True,
+) -> SamplePlan:
+    """Share out `max_bytes` over the sources in proportion to their text.
+
+    Args:
+        scans: the data of `scan_block` for every block.
+        max_bytes: text of the sample at most.
+        first, end: range of buckets to draw from; ranges that do not overlap give samples that do not.
+        wanted: which sources to draw from.
+    """
     histograms: dict[str, Counter[int]] = {}
     for scan in scans:
         for source, buckets in scan["sources"].items():
-            histogram = histograms.setdefault(source, Counter())
-            histogram.update({int(bucket): size for bucket, size in buckets.items()})
-    total = sum(sum(histogram.values()) for histogram in histograms.values())
+            if wanted(source):
+                counts = {int(bucket): size for bucket, size in buckets.items() if first <= int(bucket) < end}
+                histograms.setdefault(source, Counter()).update(counts)
+    total = sum(histogram.total() for histogram in histograms.values())
     limits = {}
     for source, histogram in sorted(histograms.items()):
-        size = sum(histogram.values())
+        size = histogram.total()
         quota = size if total <= max_bytes else size * max_bytes // total
-        limits[source] = (_buckets_for(histogram, quota), quota)
+        limits[source] = (first, _end_bucket(histogram, quota, first, end), quota)
     return SamplePlan(limits, total)
 
 
-def _buckets_for(histogram: Mapping[int, int], quota: int) -> int:
+def _end_bucket(histogram: Mapping[int, int], quota: int, first: int, end: int) -> int:
     filled = 0
-    for bucket in range(NUM_BUCKETS):
+    for bucket in range(first, end):
         if filled >= quota:
             return bucket
         filled += histogram.get(bucket, 0)
-    return NUM_BUCKETS
+    return end
 
 
 def sample_texts(blocks: Iterable[Block], plan: SamplePlan, context: ScanContext, label: str) -> Iterator[str]:
-    """Yield the texts of the sample in the order of the input; the last of a source may be cut to fit."""
-    left = {source: size for source, (_, size) in plan.limits.items()}
-    with console.progress(label, plan.sample_bytes) as shown:
+    """Yield the texts of a sample in the order of the input; the last of a source may be cut to fit."""
+    return (text for _, text in sample_several(blocks, [plan], context, label))
+
+
+def sample_several(
+    blocks: Iterable[Block], plans: Sequence[SamplePlan], context: ScanContext, label: str
+) -> Iterator[tuple[int, str]]:
+    """Yield the texts of several samples that do not overlap, read in one pass, each with the number of its plan."""
+    left = [{source: size for source, (_, _, size) in plan.limits.items()} for plan in plans]
+    with console.progress(label, sum(plan.sample_bytes for plan in plans)) as shown:
         for block in blocks:
-            if not any(left.values()):
+            if not any(any(sizes.values()) for sizes in left):
                 return
             table = read_block(block, context.read).table
             buckets = buckets_of(table.column("id"), context.seed)
             sources = table.column("source").to_pylist()
-            limit = np.array([plan.limits[source][0] if left[source] else 0 for source in sources], np.int64)
             texts = table.column("text")
-            for row in np.flatnonzero(buckets < limit):
+            for number, row in _chosen(plans, left, sources, buckets):
                 source = sources[row]
-                text, size = _fit(texts[int(row)].as_py(), left[source])
+                text, size = _fit(texts[row].as_py(), left[number][source])
                 if size:
-                    left[source] -= size
+                    left[number][source] -= size
                     shown.advance(size)
-                    yield text
+                    yield number, text
+
+
+def _chosen(
+    plans: Sequence[SamplePlan], left: Sequence[Mapping[str, int]], sources: Sequence[str], buckets: np.ndarray
+) -> Iterator[tuple[int, int]]:
+    """Yield (plan, row) of the documents that are in a sample, in the order of the rows."""
+    nowhere = (0, 0, 0)
+    owner = np.full(len(sources), -1, np.int64)
+    for number, plan in enumerate(plans):
+        limits = [plan.limits.get(source, nowhere) if left[number].get(source) else nowhere for source in sources]
+        bounds = np.array(limits, np.int64).reshape(-1, 3)
+        owner[(bounds[:, 0] <= buckets) & (buckets < bounds[:, 1])] = number
+    for row in np.flatnonzero(owner >= 0):
+        yield int(owner[row]), int(row)
 
 
 def _fit(text: str, left_bytes: int) -> tuple[str, int]:
-    """Cut a text to at most `left_bytes` of UTF-8 and return it with its size."""
+    """Cut a text to at most `left_bytes` of UTF-8; return it with what it takes of them."""
     if left_bytes == 0:
         return "", 0
     data = text.encode()
     if len(data) <= left_bytes:
         return text, len(data)
-    cut = data[:left_bytes].decode("utf-8", "ignore")
     # A character that does not fit ends the source's share: it must not wait for a shorter one.
-    return cut, left_bytes
+    return data[:left_bytes].decode("utf-8", "ignore"), left_bytes

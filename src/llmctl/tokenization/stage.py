@@ -19,15 +19,12 @@ from llmctl.artifacts.tokens import KIND, TOKENIZER_FOLDER, TokenizerFacts
 from llmctl.config.common import RunOptions
 from llmctl.errors import RunFailed, UserError
 from llmctl.runtime.pool import Unit, UnitResult, run_units
+from llmctl.tokenization.build import BuiltTokenizer, build_tokenizer
 from llmctl.tokenization.config import TokenizeConfig
 from llmctl.tokenization.encode import EncodeContext, encode_block, merged_accounting, tokenizer_threads, unpack_counts
-from llmctl.tokenization.existing import load_existing, tokenizer_input
-from llmctl.tokenization.folder import TokenizerFolder
-from llmctl.tokenization.sample import ScanContext, plan_sample, sample_texts, scan_block
-from llmctl.tokenization.train import train
+from llmctl.tokenization.existing import tokenizer_input
 
 VOCABULARY_FILE = "vocabulary.parquet"
-_TOKENIZER_UNIT = "tokenizer"
 # Text whose "words" are longer than this on average has no blanks between words (Chinese, Japanese, Thai).
 _MAX_WORD_BYTES = 20
 
@@ -52,6 +49,8 @@ def run(source: Path, output: Path, config: TokenizeConfig, options: RunOptions)
     inputs = [texts]
     if config.tokenizer is not None:
         inputs.append(tokenizer_input(config.tokenizer))
+    if config.domain_terms is not None:
+        inputs.append(open_input(config.domain_terms, role="terms"))
     with open_output(output, kind=KIND, stage="tokenize", config=config, inputs=inputs, options=options) as out:
         if out.finished is not None:
             return out.finished
@@ -61,8 +60,7 @@ def run(source: Path, output: Path, config: TokenizeConfig, options: RunOptions)
         if options.verify:
             check_files(texts)
         with tokenizer_threads(options.num_workers):
-            tokenizer_files, facts, lossless = _tokenizer(out, inputs, config)
-            return _encode(out, texts, config, tokenizer_files, facts, lossless)
+            return _encode(out, texts, config, build_tokenizer(out, inputs, config))
 
 
 def check_files(source: Input) -> None:
@@ -96,75 +94,20 @@ def _tell_plan(texts: Input, output: Path, config: TokenizeConfig, options: RunO
     )
 
 
-# -- the tokenizer --------------------------------------------------------------------------------------------------
-
-
-def _tokenizer(
-    out: Output, inputs: list[Input], config: TokenizeConfig
-) -> tuple[list[FileRecord], TokenizerFacts, bool]:
-    """Train or load the tokenizer and write its folder; one that an earlier run has written is taken as it is."""
-    saved = out.load_unit(_TOKENIZER_UNIT)
-    if saved is None:
-        folder = _trained(out, inputs[0], config) if config.tokenizer is None else load_existing(inputs[1], config)
-        facts = folder.facts()
-        _check_specials(folder)
-        files = folder.write(out.root)
-        out.save_unit(_TOKENIZER_UNIT, {"facts": facts.to_mapping()}, files)
-    else:
-        files = [FileRecord(item["path"], item["bytes"], item["sha256"]) for item in saved["files"]]
-        facts = TokenizerFacts(**saved["facts"])
-    # A tokenizer that we train is byte-level; how much others keep of a text is measured and told.
-    return files, facts, config.tokenizer is None
-
-
-def _trained(out: Output, texts: Input, config: TokenizeConfig) -> TokenizerFolder:
-    context = ScanContext(config.read, config.seed)
-    scanned = run_units(
-        scan_block,
-        (Unit(block.name, block, block.input_bytes) for block in plan_blocks(texts, config.read)),
-        context,
-        out,
-        phase="scan",
-        label="reading",
-        total_bytes=texts.total_bytes,
-    )
-    plan = plan_sample((result.data for _, result in scanned), config.max_train_bytes)
-    if plan.total_bytes == 0:
-        raise UserError(f"{texts.root} holds no text to train a vocabulary on", "look at the input")
-    if plan.sample_bytes < plan.total_bytes:
-        console.info(f"training on {plan.sample_bytes / 1e6:,.1f} of {plan.total_bytes / 1e6:,.1f} MB of text")
-    sample = sample_texts(plan_blocks(texts, config.read), plan, context, "training the tokenizer")
-    return train(sample, config, config.vocab_size)
-
-
-def _check_specials(folder: TokenizerFolder) -> None:
-    """Refuse a tokenizer whose special tokens do not stand for themselves."""
-    tokenizer = folder.load()
-    for token in filter(None, [folder.eos_token, folder.pad_token, *folder.special_tokens]):
-        number = tokenizer.token_to_id(token)
-        if number is None:
-            raise UserError(f"the tokenizer has no token {token!r}, which its settings name", "put its folder right")
-
-
 # -- encoding -------------------------------------------------------------------------------------------------------
 
 
-def _encode(
-    out: Output,
-    texts: Input,
-    config: TokenizeConfig,
-    tokenizer_files: list[FileRecord],
-    facts: TokenizerFacts,
-    lossless: bool,
-) -> Manifest:
-    tokenizer_json = next(file for file in tokenizer_files if file.path == f"{TOKENIZER_FOLDER}/tokenizer.json")
+def _encode(out: Output, texts: Input, config: TokenizeConfig, built: BuiltTokenizer) -> Manifest:
+    facts = built.facts
+    tokenizer_json = next(file for file in built.files if file.path == f"{TOKENIZER_FOLDER}/tokenizer.json")
     context = EncodeContext(
         root=str(out.root),
         tokenizer=str(out.root / tokenizer_json.path),
         facts=facts,
         read=config.read,
         allow_special=config.allow_special,
-        lossless=lossless,
+        # A tokenizer that we train is byte-level; how much others keep of a text is measured and told.
+        lossless=config.tokenizer is None,
     )
     encoded = run_units(
         encode_block,
@@ -180,9 +123,11 @@ def _encode(
     )
     results = [result for _, result in encoded]
     counts = sum((unpack_counts(result.data["vocabulary"]) for result in results), np.zeros(facts.vocab_size, np.int64))
-    files = [*tokenizer_files, *(file for result in results for file in result.files)]
+    files = [*built.files, *(file for result in results for file in result.files)]
     files.append(_write_vocabulary(out.root, counts, context.tokenizer))
     statistics = _statistics(results, counts, facts, config)
+    if built.terms is not None:
+        statistics["domain_terms"] = built.terms
     _show(statistics)
     return out.finish(files, statistics)
 

@@ -11,7 +11,8 @@ import pytest
 from llmctl.errors import UserError
 from llmctl.tokenization.config import TokenizeConfig
 from llmctl.tokenization.encode import Encoder
-from llmctl.tokenization.existing import _byte_letters, load_existing, tokenizer_input
+from llmctl.tokenization.existing import load_existing, tokenizer_input
+from llmctl.tokenization.letters import byte_letters
 
 SAMPLES = ["The dog doesn't  sleep.\n\n 12345", "字カ・ー नमस्ते", "über den faulen Hund", "a<|endoftext|>b"]
 
@@ -109,7 +110,7 @@ def test_a_folder_from_before_tokenizer_json(folder, small_tokenizer, tmp_path):
 
 def test_tiktoken_ranks_keep_their_ids(small_tokenizer, tmp_path):
     """Our own vocabulary written as ranks gives the same ids, less the special tokens in front."""
-    letters = {letter: byte for byte, letter in _byte_letters().items()}
+    letters = {letter: byte for byte, letter in byte_letters().items()}
     vocabulary = json.loads(small_tokenizer.tokenizer_json)["model"]["vocab"]
     lines = [
         base64.b64encode(bytes(letters[letter] for letter in token)) + f" {number - 4}".encode()

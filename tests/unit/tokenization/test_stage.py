@@ -13,7 +13,7 @@ from llmctl.artifacts.raw.blocks import ReadOptions
 from llmctl.artifacts.tokens import map_tokens, token_parts
 from llmctl.config.common import RunOptions
 from llmctl.errors import RunFailed, UserError
-from llmctl.tokenization import encode, stage
+from llmctl.tokenization import build, encode, stage
 from llmctl.tokenization.config import TokenizeConfig
 
 
@@ -117,7 +117,8 @@ def test_a_stopped_run_goes_on(corpus, tmp_path, monkeypatch, phase):
     clean = run(corpus, tmp_path / "clean", **small)
     calls = []
     target = {"scan": "scan_block", "train": "train", "encode": "encode_block"}[phase]
-    original = getattr(stage, target)
+    module = stage if phase == "encode" else build
+    original = getattr(module, target)
 
     def failing(*arguments):
         calls.append(arguments)
@@ -125,7 +126,7 @@ def test_a_stopped_run_goes_on(corpus, tmp_path, monkeypatch, phase):
             raise KeyboardInterrupt
         return original(*arguments)
 
-    monkeypatch.setattr(stage, target, failing)
+    monkeypatch.setattr(module, target, failing)
     with pytest.raises(KeyboardInterrupt):
         run(corpus, tmp_path / "out", **small)
     assert not (tmp_path / "out" / "manifest.json").exists()
