@@ -132,4 +132,4 @@ def _rows(context: ShardContext, work: ShardWork) -> pa.Table:
 
 def read_offsets(root: Path, record: FileRecord) -> np.ndarray:
     """Read the offsets of a shard, int64 of shape [2, documents]: of the record, and of the ids."""
-    return np.load(root / record.path, allow_pickle=False)
+    return np.load(root / record.path, mmap_mode="r", allow_pickle=False)
