@@ -8,10 +8,10 @@ from typing import Any
 from llmctl.artifacts.inputs import Input, open_input
 from llmctl.artifacts.manifest import Manifest
 from llmctl.config.common import RunOptions
-from llmctl.model.huggingface import find_model_folder, read_model_config
+from llmctl.model.huggingface import read_model_config
 from llmctl.pretraining.config import PretrainConfig
 from llmctl.training.checkpoint import find_checkpoint
-from llmctl.training.launch import check_processes, run_stage
+from llmctl.training.launch import check_plan, check_processes, run_stage
 
 
 def run(source: Path, output: Path, config: PretrainConfig, options: RunOptions) -> Manifest | None:
@@ -24,10 +24,10 @@ def run(source: Path, output: Path, config: PretrainConfig, options: RunOptions)
     Returns:
         The manifest; None in processes that are not the first.
     """
-    check_processes(config)  # first: a layout that this machine cannot run needs no shards to be refused
+    processes = check_processes(config)  # first: a layout that this machine cannot run needs no shards to be refused
+    check_plan(config, processes, read_model_config(config.init_from) if config.init_from else config.model)
     inputs: list[Input] = [open_input(source, role="source", kinds=("shards",), raw=False)]
     if config.init_from:
-        read_model_config(find_model_folder(config.init_from))
         inputs.append(open_input(config.init_from, role="model", kinds=("model",), payload="model/"))
     if config.resume_from:
         folder = find_checkpoint(Path(config.resume_from))

@@ -17,7 +17,7 @@ from llmctl.training.engines.base import Engine
 from llmctl.training.engines.choose import choose_engine, make_engine
 from llmctl.training.export import export_model
 from llmctl.training.launch import MODEL_FOLDER
-from llmctl.training.layout import micro_batch_size
+from llmctl.training.layout import Layout, micro_batch_size
 from llmctl.training.losses.next_token import NextTokenLoss
 from llmctl.training.models import build_model
 from llmctl.training.run import Job, TrainingRun, fit
@@ -76,10 +76,19 @@ def _say_what(config: PretrainConfig, data: PretrainingData, engine: Engine, job
         f"{data.epochs:.2f} epochs in {config.steps:,} steps; {len(data.held_out):,} documents held out; "
         f"peak learning rate {config.peak_lr:g}"
     )
+    if layout.dp > 1:
+        console.info(f"pretrain: {_communication(config.model, layout, job.world.device.type)}")
     if config.global_batch_size > LARGE_BATCH and config.optimizer == "adamw":
         console.warning(
             f"a batch of {config.global_batch_size:,} sequences is large for AdamW", "consider --optimizer lamb"
         )
+
+
+def _communication(model: ModelConfig, layout: Layout, device: str) -> str:
+    """Say how gradients are summed over replicas: the algorithm, and the bytes that a process sends in a step."""
+    how = "ring all-reduce by gloo" if device == "cpu" else "all-reduce by NCCL, which takes a ring or a tree"
+    size = 4 * model.num_parameters() / (layout.tp * layout.pp)
+    return f"gradients: {how}, {2 * (layout.dp - 1) / layout.dp * size / 1e6:.1f} MB sent by each process and step"
 
 
 def _run(

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmctl import console
 from llmctl.artifacts.files import FileRecord, adopt_file, write_json
@@ -23,6 +23,9 @@ from llmctl.config.load import build
 from llmctl.config.schema import to_mapping
 from llmctl.errors import LlmctlError, RunFailed, UserError
 from llmctl.training.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from llmctl.model.config import ModelConfig
 
 JOB_NAME = "job.json"
 STATISTICS_NAME = "statistics.json"
@@ -57,6 +60,7 @@ def run_stage(
     from llmctl.training.distributed import inside_launcher
 
     processes = check_processes(config)
+    check_plan(config, processes)
     if options.dry_run:
         _dry_run(output, config, stage, inputs, options, processes, plan)
         return None
@@ -107,6 +111,35 @@ def check_processes(config: TrainingConfig) -> int:
     return processes
 
 
+def world_size(config: TrainingConfig, processes: int) -> int:
+    """Return the number of processes of the whole run, `processes` of them started here."""
+    from llmctl.training.distributed import inside_launcher
+
+    return int(os.environ["WORLD_SIZE"]) if inside_launcher() else processes * config.nodes
+
+
+def check_plan(config: TrainingConfig, processes: int, shape: ModelConfig | None = None) -> None:
+    """Refuse what cannot work before any process is started.
+
+    Args:
+        shape: of the model, where it is split over tp and pp.
+
+    Raises:
+        UserError: batch, engine, or model do not go with the layout.
+    """
+    from llmctl.training.distributed import resolve_device
+    from llmctl.training.engines.choose import choose_engine
+    from llmctl.training.layout import layout_for, micro_batch_size
+
+    layout = layout_for(config, world_size(config, processes))
+    choose_engine(config, layout, resolve_device(config))
+    micro_batch_size(config, layout.dp)
+    if shape is not None:
+        from llmctl.training.models import check_model_layout
+
+        check_model_layout(shape, layout)
+
+
 def _gpu_count() -> int:
     import torch
 
@@ -149,7 +182,7 @@ def _dry_run(
     with open_output(output, kind="model", stage=stage, config=config, inputs=inputs, options=options):
         pass  # refuses what a run would refuse; writes nothing
     device = resolve_device(config)
-    layout = layout_for(config, processes * config.nodes)
+    layout = layout_for(config, world_size(config, processes))
     engine, why = choose_engine(config, layout, device)
     micro = micro_batch_size(config, layout.dp)
     facts = {
