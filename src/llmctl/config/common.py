@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from llmctl.config.schema import Opt
+from llmctl.errors import UserError
 
 
 @dataclass
@@ -14,7 +15,9 @@ class RunOptions:
     """How to run a stage; nothing here changes the bytes of the output."""
 
     workers: Annotated[int, Opt("Worker processes; 0 takes one per available core.", min=0)] = 0
-    executor: Annotated[Literal["local", "ray"], Opt("Where blocks of records are worked on.")] = "local"
+    executor: Annotated[
+        Literal["local", "ray"], Opt("Where blocks of records are worked on; `ray` is refused so far.")
+    ] = "local"
     overwrite: Annotated[bool, Opt("Delete what an earlier run left in OUTPUT and start anew.")] = False
     if_changed: Annotated[
         Literal["refuse", "overwrite"],
@@ -22,6 +25,18 @@ class RunOptions:
     ] = "refuse"
     verify: Annotated[bool, Opt("Read inputs again and check their checksums instead of trusting manifests.")] = False
     dry_run: Annotated[bool, Opt("Say what would be read, written and used, and stop.")] = False
+
+    def validate(self) -> None:
+        """Refuse what this version cannot do.
+
+        Raises:
+            UserError: the work is asked to run on Ray.
+        """
+        if self.executor == "ray":
+            raise UserError(
+                "`--executor ray` is not there yet: blocks of records are worked on by processes of this machine",
+                "leave --executor away; --workers sets the number of processes",
+            )
 
     @property
     def num_workers(self) -> int:
