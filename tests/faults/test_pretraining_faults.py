@@ -92,7 +92,9 @@ def test_a_reader_that_becomes_slower_and_slower(shards, pretrain, monkeypatch) 
 def test_a_throttled_rank(shards, shape, tmp_path: Path) -> None:
     """Stop and continue one of two processes all the time, as a processor that throttles would."""
     output = tmp_path / "run"
-    flags = [*shape, "--steps", "60", "--processes", "2", "--engine", "native", "--quiet"]
+    # Steps long enough that the stops spread over forward and backward evenly.
+    long_steps = ["--global-batch-size", "64", "--micro-batch-size", "32", "--steps", "40"]
+    flags = [*shape, *long_steps, "--processes", "2", "--engine", "native", "--quiet"]
     command = [sys.executable, "-m", "llmctl", "pretrain", str(shards), str(output), *flags]
     with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as launcher:
         events = output / "events" / "rank-1.jsonl"

@@ -6,6 +6,7 @@ replicas after the last backward pass.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -374,10 +375,15 @@ def _data_parallel(module: nn.Module, world: World) -> nn.Module:
     from torch.nn.parallel import DistributedDataParallel
 
     group = world.groups["dp"]
+    # Buffers are the same everywhere; newer torch renames the flag and warns of the old name.
+    flags = inspect.signature(DistributedDataParallel).parameters
+    no_sync: dict[str, Any] = {
+        "forward_sync_buffers" if "forward_sync_buffers" in flags else "broadcast_buffers": False
+    }
     wrapped = DistributedDataParallel(
         module,
         process_group=group,
-        broadcast_buffers=False,
+        **no_sync,
         gradient_as_bucket_view=True,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
     )
