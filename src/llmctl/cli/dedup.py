@@ -22,6 +22,15 @@ def command(
     source: Annotated[Path, typer.Argument(help="Documents of another stage, or raw files.", show_default=False)],
     output: Annotated[Path, typer.Argument(help="Folder to write.", show_default=False)],
     *,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--against",
+            help="An earlier output of this command, whose documents stay: what resembles one of them is removed. "
+            "Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     config: DedupConfig,
     options: RunOptions,
 ) -> None:
@@ -33,7 +42,7 @@ def command(
     from llmctl.artifacts.accounting import enforce_invalid_share
     from llmctl.dedup.stage import run
 
-    manifest = run(source, output, config, options)
+    manifest = run(source, output, config, options, against or ())
     if manifest is None:
         return
     report_manifest(manifest, output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,14 +47,18 @@ class Places:
         return [ids[i] for i in inverse], [paths[i] for i in inverse], [places[i] for i in inverse]
 
 
-def find_places(index: Index, signed: list[dict[str, Any]]) -> Places:
-    """Prepare `Places` from what the first pass returned for each block."""
+def find_places(index: Index, block_files: Sequence[Sequence[Sequence[Any]]]) -> Places:
+    """Prepare `Places`.
+
+    Args:
+        block_files: per block its files as (path, number of documents), in the order of the index.
+    """
     seen: dict[str, int] = {}
     names, earlier = [], []
-    for data in signed:
-        names.append([path for path, _ in data["files"]])
-        earlier.append([seen.get(path, 0) for path, _ in data["files"]])
-        for path, count in data["files"]:
+    for files in block_files:
+        names.append([path for path, _ in files])
+        earlier.append([seen.get(path, 0) for path, _ in files])
+        for path, count in files:
             seen[path] = seen.get(path, 0) + count
     return Places(index, names, earlier)
 

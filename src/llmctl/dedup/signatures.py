@@ -121,6 +121,17 @@ def sign_block(unit: Unit, context: SignContext) -> UnitResult:
     return UnitResult(files, _unit_data(batch, batch_rows))
 
 
+def warm_up(context: SignContext) -> None:
+    """Compile the kernels of the first pass before worker processes start, each of which would do it again."""
+    import pyarrow as pa
+
+    texts = pa.chunked_array([pa.array(["a few words, e\u0301", "\u6f22\u5b57"], pa.large_string())])
+    ids = pa.chunked_array([pa.array(["a", "b"], pa.large_string())])
+    table = pa.table({"id": ids, "text": texts, "source": ids, "metadata": pa.nulls(2, pa.large_string())})
+    batch = DocumentBatch(table, ["a"], np.zeros(2, np.int32))
+    _sign_slice(batch, _rows_in_files(batch), 0, 2, context, Scratch())
+
+
 def _unit_data(batch: DocumentBatch, batch_rows: list[int]) -> dict[str, Any]:
     counts = np.bincount(batch.file_index, minlength=len(batch.files)) if len(batch.files) else np.zeros(0, int)
     return {

@@ -6,12 +6,13 @@ unless it was found similar to a better one that stays.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from llmctl.dedup.index import Index
-from llmctl.dedup.verification import Verifier
+from llmctl.dedup.verification import HeldDocuments, Verifier
 from llmctl.text.compile import kernel
 
 EXACT, FUZZY, REORDERED, EMPTY_TEXT = 0, 1, 2, 3
@@ -40,13 +41,28 @@ class Decisions:
         return Decisions(self.documents[order], self.survivors[order], self.methods[order], self.similarities[order])
 
 
-def best_first(index: Index, documents: np.ndarray) -> np.ndarray:
-    """Return the order of documents, best first, as positions in `documents` (ascending numbers)."""
+def join_decisions(parts: list[Decisions]) -> Decisions:
+    """Return several decisions as one, in the order of the documents' numbers."""
+    return Decisions(
+        np.concatenate([part.documents for part in parts]),
+        np.concatenate([part.survivors for part in parts]),
+        np.concatenate([part.methods for part in parts]),
+        np.concatenate([part.similarities for part in parts]),
+    ).sorted()
+
+
+def best_first(index: Index, documents: np.ndarray, num_fixed: int) -> np.ndarray:
+    """Return the order of documents, best first, as positions in `documents` (ascending numbers).
+
+    Args:
+        num_fixed: so many of the first documents belong to a corpus that stays as it is; they are the best.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     table = pa.table(
         {
+            "new": documents >= num_fixed,
             "priority": index.take("priority", documents),
             "quality": index.take("quality", documents),
             "length": index.take("length", documents),
@@ -55,6 +71,7 @@ def best_first(index: Index, documents: np.ndarray) -> np.ndarray:
         }
     )
     keys = [
+        ("new", "ascending"),
         ("priority", "ascending"),
         ("quality", "descending"),
         ("length", "descending"),
@@ -64,11 +81,12 @@ def best_first(index: Index, documents: np.ndarray) -> np.ndarray:
     return pc.sort_indices(table, sort_keys=keys).to_numpy().astype(np.int64)
 
 
-def group_equal(index: Index, candidates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def group_equal(index: Index, candidates: np.ndarray, num_fixed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Group documents with the same normalised text.
 
     Args:
         candidates: bool of shape [documents], which ones take part.
+        num_fixed: see `best_first`.
 
     Returns:
         (documents, representatives): int64 numbers of the documents that have a better equal, ascending, and of the
@@ -84,7 +102,7 @@ def group_equal(index: Index, candidates: np.ndarray) -> tuple[np.ndarray, np.nd
     if not len(repeated):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     ranks = np.empty(len(repeated), np.int64)
-    ranks[best_first(index, repeated)] = np.arange(len(repeated))
+    ranks[best_first(index, repeated, num_fixed)] = np.arange(len(repeated))
     high, low = index.take("hash_high", repeated), index.take("hash_low", repeated)
     order = np.lexsort((ranks, low, high))
     high, low, members = high[order], low[order], repeated[order]
@@ -136,18 +154,26 @@ class LargeBuckets:
 
 
 def choose_survivors(
-    index: Index, edges: Edges, buckets: list[LargeBuckets], verifier: Verifier, max_comparisons: int
+    index: Index,
+    edges: Edges,
+    buckets: list[LargeBuckets],
+    verifier: Verifier,
+    max_comparisons: int,
+    num_fixed: int = 0,
 ) -> Decisions:
     """Go through all documents that have a candidate, best first, and remove what resembles one that stays.
 
     In a large bucket a document is compared with the best `max_comparisons` of the bucket that stay; so a bucket of
     alike documents costs one comparison a document, and one of unlike documents never more than that many.
+
+    Args:
+        num_fixed: so many of the first documents stay whatever they resemble.
     """
     involved = np.unique(np.concatenate([edges.low, edges.high, *[group.members for group in buckets]]))
     if not len(involved):
         nothing = np.zeros(0, np.int64)
         return Decisions(nothing, nothing, nothing.astype(np.uint8), nothing.astype(np.float64))
-    order = best_first(index, involved)
+    order = best_first(index, involved, num_fixed)
     place_of = np.empty(len(involved), np.int64)
     place_of[order] = np.arange(len(involved))
 
@@ -166,20 +192,19 @@ def choose_survivors(
     similarities = np.zeros(len(involved), np.float64)
 
     numbers = involved[order]
+    crowd = _Crowd(numbers, verifier, _held_documents(index, buckets, verifier), max_comparisons)
     done = 0
-    staying: dict[int, list[int]] = {}
     for place, own in _bucket_lists(buckets, places):
         _decide(done, place + 1, edge_starts, better, alive, chosen)
         done = place + 1
         if not alive[place]:
             continue
-        found = _compare(place, own, staying, numbers, verifier, max_comparisons)
-        if found is not None:
+        found = crowd.compare(place, own) if numbers[place] >= num_fixed else None
+        if found is None:
+            crowd.add(place, own)
+        else:
             alive[place] = False
             survivors[place], methods[place], similarities[place] = found
-        else:
-            for bucket, _ in own:
-                staying.setdefault(bucket, []).append(place)
     _decide(done, len(involved), edge_starts, better, alive, chosen)
 
     by_edge = np.flatnonzero(chosen >= 0)
@@ -190,7 +215,9 @@ def choose_survivors(
     return Decisions(numbers[removed], numbers[survivors[removed]], methods[removed], similarities[removed]).sorted()
 
 
-def _bucket_lists(buckets: list[LargeBuckets], places) -> list[tuple[int, list[tuple[int, int]]]]:
+def _bucket_lists(
+    buckets: list[LargeBuckets], places: Callable[[np.ndarray], np.ndarray]
+) -> list[tuple[int, list[tuple[int, int]]]]:
     """Return for each document in a large bucket, best first, its place and its (bucket, method)s."""
     lists: dict[int, list[tuple[int, int]]] = {}
     number = 0
@@ -204,28 +231,58 @@ def _bucket_lists(buckets: list[LargeBuckets], places) -> list[tuple[int, list[t
     return sorted(lists.items())
 
 
-def _compare(
-    place: int,
-    own: list[tuple[int, int]],
-    staying: dict[int, list[int]],
-    numbers: np.ndarray,
-    verifier: Verifier,
-    max_comparisons: int,
-) -> tuple[int, int, float] | None:
-    """Compare one document with those that stay in its large buckets.
+def _held_documents(index: Index, buckets: list[LargeBuckets], verifier: Verifier) -> HeldDocuments | None:
+    """Load what large buckets are compared by, if it fits into the memory allowed."""
+    members = [group.members for group in buckets if group.method == FUZZY]
+    if not members:
+        return None
+    documents = np.unique(np.concatenate(members))
+    width = index.signatures(documents[:1]).shape[1]
+    if HeldDocuments.bytes_needed(index, documents, width) > verifier.memory:
+        return None
+    return HeldDocuments(index, documents, verifier.threshold)
 
-    Returns:
-        (place, method, similarity) of the best that it resembles, or None.
-    """
-    for method, decide in ((FUZZY, verifier.fuzzy), (REORDERED, verifier.reordered)):
-        others = sorted(
-            {other for bucket, kind in own if kind == method for other in staying.get(bucket, ())[:max_comparisons]}
-        )
-        if not others:
-            continue
-        others_array = np.array(others)
-        similarities = decide(np.full(len(others), numbers[place]), numbers[others_array])
-        passed = np.flatnonzero(similarities >= 0)
-        if len(passed):
-            return others[passed[0]], method, float(similarities[passed[0]])
-    return None
+
+class _Crowd:
+    """The documents of large buckets that stay so far, and the comparison of one more with them."""
+
+    # The best of those that stay are tried first: in a bucket of alike documents one of them is the answer.
+    _AT_FIRST = 16
+
+    def __init__(
+        self, numbers: np.ndarray, verifier: Verifier, held: HeldDocuments | None, max_comparisons: int
+    ) -> None:
+        self.numbers = numbers
+        self.max_comparisons = max_comparisons
+        self.staying: dict[int, list[int]] = {}
+        self.methods: list[tuple[int, Callable[[np.ndarray, np.ndarray], np.ndarray]]] = [
+            (FUZZY, held.fuzzy if held is not None else verifier.fuzzy),
+            (REORDERED, verifier.reordered),
+        ]
+
+    def add(self, place: int, own: list[tuple[int, int]]) -> None:
+        """Note that a document stays in its buckets."""
+        for bucket, _ in own:
+            staying = self.staying.setdefault(bucket, [])
+            if len(staying) < self.max_comparisons:
+                staying.append(place)
+
+    def compare(self, place: int, own: list[tuple[int, int]]) -> tuple[int, int, float] | None:
+        """Compare one document with those that stay in its large buckets.
+
+        Returns:
+            (place, method, similarity) of the best that it resembles, or None.
+        """
+        for method, decide in self.methods:
+            others = np.array(
+                sorted({other for bucket, kind in own if kind == method for other in self.staying.get(bucket, ())}),
+                np.int64,
+            )
+            for some in (others[: self._AT_FIRST], others[self._AT_FIRST :]):
+                if not len(some):
+                    continue
+                similarities = decide(np.full(len(some), self.numbers[place]), self.numbers[some])
+                passed = np.flatnonzero(similarities >= 0)
+                if len(passed):
+                    return int(some[passed[0]]), method, float(similarities[passed[0]])
+        return None

@@ -233,6 +233,39 @@ class Verifier:
             yield np.arange(begin, end)
 
 
+class HeldDocuments:
+    """Compares documents whose signatures and shingle sets are in memory, one against many.
+
+    Args:
+        index: the shingle index of all documents.
+        documents: int64, ascending numbers of the documents to hold.
+        threshold: as in `DedupConfig`.
+    """
+
+    def __init__(self, index: Index, documents: np.ndarray, threshold: float) -> None:
+        self.documents = documents
+        self.threshold = threshold
+        self.signatures = index.signatures(documents)
+        self.values, self.offsets = index.lists("shingles", documents)
+        self.sizes = np.diff(self.offsets)
+        self.fewest = fewest_agreements(threshold, self.signatures.shape[1])
+
+    @staticmethod
+    def bytes_needed(index: Index, documents: np.ndarray, num_perm: int) -> int:
+        """Return the memory that holding these documents takes."""
+        return 4 * num_perm * len(documents) + 8 * int(index.list_sizes("shingles", documents).sum())
+
+    def fuzzy(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """Return the exact similarity of each pair of documents, -1 where it is below the threshold."""
+        one, two = np.searchsorted(self.documents, low), np.searchsorted(self.documents, high)
+        agreements = count_agreements(self.signatures, one, two, self.sizes[one], self.sizes[two], self.threshold)
+        similarities = np.full(len(low), -1.0)
+        likely = np.flatnonzero(agreements >= self.fewest)
+        if len(likely):
+            similarities[likely] = jaccard_of_sets(self.values, self.offsets, one[likely], two[likely], self.threshold)
+        return similarities
+
+
 def fewest_agreements(threshold: float, num_perm: int) -> int:
     """Return the agreements of two signatures below which a pair is not compared further (see `DEVIATIONS`)."""
     if threshold >= 1.0:
@@ -249,12 +282,14 @@ class VerifyContext:
         root: the output folder.
         files: the index, in order.
         pairs: names of the pair files to read.
+        num_fixed: so many of the first documents belong to another corpus and are not compared with each other.
         memory: bytes in each worker.
     """
 
     root: str
     files: tuple[IndexFile, ...]
     pairs: tuple[str, ...]
+    num_fixed: int
     threshold: float
     reordered_threshold: float
     memory: int
@@ -270,6 +305,7 @@ def verify_range(unit: Unit, context: VerifyContext) -> UnitResult:
         begin, stop = np.searchsorted(keys, bounds)
         parts.append(np.asarray(keys[begin:stop]))
     keys = np.unique(np.concatenate(parts))
+    keys = keys[(keys & np.uint64(0xFFFFFFFF)) >= context.num_fixed]
     low, high = (keys >> np.uint64(32)).astype(np.int64), (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
     verifier = Verifier(Index(context.files), context.threshold, context.reordered_threshold, context.memory)
     similarities = (verifier.fuzzy if method == "fuzzy" else verifier.reordered)(low, high)
