@@ -248,10 +248,11 @@ def test_duplicates_across_files_and_their_order(tmp_path):
     assert by_id[0] == by_id[1]
 
 
-@pytest.mark.parametrize("threshold", [0.5, 0.7, 0.9])
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("max_bucket", [2, 32])  # 2: nearly every bucket counts as large
+@pytest.mark.parametrize("threshold", [0.5, 0.9])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10_000))
-def test_against_all_pairs(tmp_path_factory, threshold, seed):
+def test_equals_comparing_all_pairs(tmp_path_factory, threshold, max_bucket, seed):
     # Families of edited documents: every removal is right, and every pair above the threshold loses a member.
     rng = np.random.default_rng(seed)
     texts = []
@@ -261,7 +262,13 @@ def test_against_all_pairs(tmp_path_factory, threshold, seed):
             most = max(1, len(base) // 10)
             edits = min(int(rng.integers(0, most + 1)), len(base) - 1)
             texts.append(text_of(with_changes(base, edits, seed=copy) if len(base) > 8 else base))
-    result = dedup_texts(tmp_path_factory.mktemp("all"), texts, threshold=threshold, method=["exact", "fuzzy"])
+    result = dedup_texts(
+        tmp_path_factory.mktemp("all"),
+        texts,
+        threshold=threshold,
+        method=["exact", "fuzzy"],
+        max_bucket=max_bucket,
+    )
     sets = [shingles(text) for text in texts]
     kept = {int(name[1:]) for name in result.kept_ids}
     for pair in result.pairs:
@@ -299,3 +306,68 @@ def test_removed_text_on_request(tmp_path):
 def test_lone_long_document(tmp_path):
     result = dedup_texts(tmp_path, ["word " * 200_000, text_of(words(150_000))])
     assert len(result.kept) == 2
+
+
+def test_ten_thousand_equal_documents(tmp_path):
+    result = dedup_texts(tmp_path, ["the same words in every one of them"] * 10_000)
+    assert result.kept_ids == ["d0"]
+    assert result.clusters[0]["size"] == 10_000
+
+
+def test_ten_thousand_distinct_short_documents(tmp_path):
+    assert len(dedup_texts(tmp_path, [f"item {i}" for i in range(10_000)]).kept) == 10_000
+
+
+def test_thousands_of_alike_documents_cost_one_comparison_each(tmp_path, monkeypatch):
+    from llmctl.dedup import verification
+
+    compared = []
+    exact = verification.jaccard_of_sets
+    monkeypatch.setattr(verification, "jaccard_of_sets", lambda *args: compared.append(len(args[2])) or exact(*args))
+    base = text_of(words(100))
+    result = dedup_texts(tmp_path, [f"{base} tail{i:04d}" for i in range(3000)])
+    assert len(result.kept) == 1
+    assert sum(compared) < 2 * 3000
+
+
+def test_large_bucket_of_unlike_documents_is_kept(tmp_path):
+    skeleton = words(200)
+    texts = [text_of(skeleton[:100] + words(8, seed=i) + skeleton[100:]) for i in range(300)]
+    sets = [shingles(text) for text in texts]
+    result = dedup_texts(tmp_path, texts, max_bucket=4, max_comparisons=8)
+    assert result.manifest.statistics["compared"]["fuzzy_large_buckets"] > 0
+    for pair in result.pairs:
+        one, two = sets[int(pair["removed_id"][1:])], sets[int(pair["survivor_id"][1:])]
+        assert jaccard(one, two) >= 0.9
+
+
+def test_memory_and_workers_do_not_change_the_bytes(tmp_path):
+    rng = np.random.default_rng(9)
+    bases = [words(120, seed=i) for i in range(12)]
+    texts = [text_of(with_changes(bases[i % 12], int(rng.integers(0, 4)), seed=i)) for i in range(150)]
+    source = write_corpus(tmp_path / "in", rows(texts))
+    block = {"block_bytes": 20_000}
+    one = dedup(source, tmp_path / "1", read=block)
+    assert len(one.manifest.statistics["index_blocks"]) > 2
+    two = dedup(source, tmp_path / "2", workers=2, read=block, memory=16_000_000)
+    assert one.manifest.fingerprint == two.manifest.fingerprint
+    other_blocks = dedup(source, tmp_path / "3")
+    assert (one.kept_ids, one.pairs) == (other_blocks.kept_ids, other_blocks.pairs)
+
+
+def test_second_run_is_up_to_date_and_other_settings_are_refused(tmp_path):
+    source = write_corpus(tmp_path / "in", rows(["a b", "a b", "c d"]))
+    first = dedup(source, tmp_path / "out")
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    assert dedup(source, tmp_path / "out").manifest.fingerprint == first.manifest.fingerprint
+    assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    with pytest.raises(UserError, match="threshold"):
+        dedup(source, tmp_path / "out", threshold=0.8)
+
+
+def test_output_is_input_for_the_next(tmp_path):
+    source = write_corpus(tmp_path / "in", rows(["a b", "a b", "c d"]))
+    dedup(source, tmp_path / "one")
+    again = dedup(tmp_path / "one", tmp_path / "two")
+    assert again.kept_ids == ["d0", "d2"]
+    assert again.removed == []
