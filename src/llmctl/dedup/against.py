@@ -13,7 +13,7 @@ from llmctl.artifacts.inputs import Input, open_input
 from llmctl.artifacts.output import Output
 from llmctl.dedup.bands import Bands
 from llmctl.dedup.index import Index, IndexFile
-from llmctl.dedup.signatures import BANDS_FOLDER, save_array
+from llmctl.dedup.signatures import BANDS_FOLDER, save_state
 from llmctl.errors import UserError
 from llmctl.runtime.pool import Unit, UnitResult, run_units
 from llmctl.text.minhash import band_hashes
@@ -116,7 +116,7 @@ def band_block(unit: Unit, context: BandContext) -> UnitResult:
         kinds = batch.column("kind").to_numpy()
         parts.append(band_hashes(signatures, kinds, context.bands.num_bands, context.bands.rows_per_band))
     hashes = np.concatenate(parts, axis=1)
-    return UnitResult([save_array(Path(context.root), f"{BANDS_FOLDER}/{unit.name}.npy", hashes)])
+    return UnitResult([save_state(Path(context.root), f"{BANDS_FOLDER}/{unit.name}.npy", hashes)])
 
 
 def band_earlier(earlier: list[Earlier], out: Output, bands: Bands) -> None:

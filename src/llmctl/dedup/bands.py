@@ -33,6 +33,10 @@ class Bands:
         return 1.0 - miss**self.num_bands
 
 
+# Where no shingles are wanted: neither a fuzzy search nor an index for later.
+NO_BANDS = Bands(0, 1, 1)
+
+
 def choose_bands(threshold: float, num_perm: int, min_recall: float) -> Bands:
     """Return the bands with the fewest false candidates whose recall at the threshold is at least `min_recall`.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from llmctl.artifacts.files import FileRecord
 from llmctl.dedup.index import Index, IndexFile
-from llmctl.dedup.signatures import BANDS_FOLDER, save_array
+from llmctl.dedup.signatures import BANDS_FOLDER, save_state
 from llmctl.runtime.pool import Unit, UnitResult
 from llmctl.text.compile import kernel
 
@@ -139,9 +139,9 @@ def _join(parts: list[Buckets]) -> Buckets:
 
 def _save(context: CandidateContext, name: str, found: Buckets) -> UnitResult:
     root = Path(context.root)
-    files: list[FileRecord] = [save_array(root, f"{PAIRS_FOLDER}/{name}.npy", found.pairs)]
-    files.append(save_array(root, f"{BUCKETS_FOLDER}/{name}-members.npy", found.members))
-    files.append(save_array(root, f"{BUCKETS_FOLDER}/{name}-ends.npy", found.ends))
+    files: list[FileRecord] = [save_state(root, f"{PAIRS_FOLDER}/{name}.npy", found.pairs)]
+    files.append(save_state(root, f"{BUCKETS_FOLDER}/{name}-members.npy", found.members))
+    files.append(save_state(root, f"{BUCKETS_FOLDER}/{name}-ends.npy", found.ends))
     return UnitResult(files, {"pairs": len(found.pairs), "large_buckets": len(found.ends)})
 
 
@@ -269,7 +269,7 @@ def choose_prefixes(unit: Unit, context: PrefixContext) -> UnitResult:
     root = Path(context.root)
     joined = np.concatenate([np.zeros(0, np.uint64), *all_hashes])
     documents = np.concatenate([np.zeros(0, np.int64), *all_documents]).astype(np.uint64)
-    files = [save_array(root, f"{PREFIX_FOLDER}/{unit.name}.npy", np.stack([joined, documents]))]
+    files = [save_state(root, f"{PREFIX_FOLDER}/{unit.name}.npy", np.stack([joined, documents]))]
     return UnitResult(files, {"entries": len(joined)})
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,13 +54,26 @@ def index_schema(num_perm: int, description: dict[str, str]) -> pa.Schema:
 
 
 def write_index(root: Path, relative: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> FileRecord:
-    """Write one index file atomically, batch by batch, uncompressed so that it can be memory-mapped."""
+    """Write one index file atomically, batch by batch, uncompressed so that it can be memory-mapped.
+
+    A batch is hashed and written while the next is computed: its memory must stay as it is until the one after next
+    is asked for.
+    """
     import pyarrow as pa
 
     options = pa.ipc.IpcWriteOptions(compression=None)
-    with atomic_file(root / relative) as out, pa.ipc.new_file(out, schema, options=options) as writer:
+    with (
+        atomic_file(root / relative) as out,
+        pa.ipc.new_file(out, schema, options=options) as writer,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        pending: Future[None] | None = None
         for batch in batches:
-            writer.write_batch(batch)
+            if pending is not None:
+                pending.result()
+            pending = thread.submit(writer.write_batch, batch)
+        if pending is not None:
+            pending.result()
     return out.record(relative)
 
 

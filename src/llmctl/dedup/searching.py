@@ -22,14 +22,17 @@ from llmctl.dedup.candidates import (
 )
 from llmctl.dedup.config import DedupConfig
 from llmctl.dedup.index import Index
-from llmctl.dedup.signatures import save_array
+from llmctl.dedup.signatures import save_state
 from llmctl.dedup.survivors import FUZZY, REORDERED, Edges, LargeBuckets
 from llmctl.dedup.verification import EDGE_TYPE, EDGES_FOLDER, VerifyContext, plan_ranges, verify_range
 from llmctl.runtime.pool import Unit, run_units
 
 ACTIVE_NAME = "_state/active.npy"
 FREQUENCIES_NAME = "_state/frequencies.npy"
-PAIRS_PER_UNIT = 2_000_000
+PAIRS_PER_UNIT = 250_000
+# Less than this is done before worker processes have started.
+SMALL_BYTES = 100_000_000
+SMALL_PAIRS = 500_000
 
 
 @dataclass
@@ -81,7 +84,7 @@ class Search:
         Args:
             active: bool of shape [documents]; the others are out already.
         """
-        save_array(self.out.root, ACTIVE_NAME, active)
+        save_state(self.out.root, ACTIVE_NAME, active)
         parts: list[np.ndarray] = [np.zeros(0, EDGE_TYPE)]
         methods: list[np.ndarray] = [np.zeros(0, np.uint8)]
         buckets: list[LargeBuckets] = []
@@ -140,13 +143,14 @@ class Search:
             phase="search",
             label="searching bands",
             total_bytes=size * len(units),
+            most_workers=1 if size * len(units) < SMALL_BYTES else None,
         )
         return [unit.name for unit in units]
 
     def search_paragraphs(self) -> list[str]:
         """Search for documents that share rare paragraphs; return the name of their pair file."""
         root = self.out.root
-        save_array(root, FREQUENCIES_NAME, paragraph_frequencies(self.index))
+        save_state(root, FREQUENCIES_NAME, paragraph_frequencies(self.index))
         context = PrefixContext(
             str(root), str(root / ACTIVE_NAME), str(root / FREQUENCIES_NAME), self.config.reordered_threshold
         )
@@ -154,7 +158,17 @@ class Search:
             Unit(name, (file, int(first)), Path(file.path).stat().st_size, self.key)
             for name, file, first in zip(self.blocks, self.index.files, self.index.file_firsts()[:-1], strict=True)
         ]
-        chosen = run_units(choose_prefixes, units, context, self.out, phase="prefixes", label="comparing paragraphs")
+        total = sum(unit.input_bytes for unit in units)
+        chosen = run_units(
+            choose_prefixes,
+            units,
+            context,
+            self.out,
+            phase="prefixes",
+            label="comparing paragraphs",
+            total_bytes=total,
+            most_workers=1 if total < 10 * SMALL_BYTES else None,
+        )
         entries = sum(result.data["entries"] for _, result in chosen)
         unit = Unit("paragraphs", entries, 16 * entries, self.key)
         run_units(search_paragraphs, [unit], self._context(), self.out, phase="search", label="searching paragraphs")
@@ -174,5 +188,13 @@ class Search:
             memory=self.memory // 2,
         )
         units = [Unit(f"{method}-{first:010d}", (method, first, end), 0, self.key) for first, end in ranges]
-        results = run_units(verify_range, units, context, self.out, phase="verify", label=f"verifying {method} pairs")
+        results = run_units(
+            verify_range,
+            units,
+            context,
+            self.out,
+            phase="verify",
+            label=f"verifying {method} pairs",
+            most_workers=1 if sum(map(len, pairs)) < SMALL_PAIRS else None,
+        )
         return [(unit.name, result.data) for unit, result in results]

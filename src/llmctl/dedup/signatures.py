@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -21,8 +23,8 @@ from llmctl.dedup.index import index_schema, write_index
 from llmctl.runtime.pool import Unit, UnitResult
 from llmctl.text.buffers import Scratch, text_buffers
 from llmctl.text.minhash import SCHEME, band_hashes, minhash_signatures, permutations
-from llmctl.text.paragraphs import hash_paragraphs, may_need_nfc
-from llmctl.text.shingles import shingle_sets
+from llmctl.text.paragraphs import Paragraphs, hash_paragraphs, may_need_nfc
+from llmctl.text.shingles import EMPTY, WORDS, ShingleSets, shingle_sets
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,34 +63,46 @@ def describe_index(config: DedupConfig, bands: Bands) -> dict[str, str]:
 
 
 def save_array(root: Path, relative: str, array: np.ndarray) -> FileRecord:
-    """Write a NumPy array atomically (no pickle: object arrays are refused)."""
+    """Write a NumPy array of the payload atomically (no pickle: object arrays are refused)."""
     with atomic_file(root / relative) as out:
         np.lib.format.write_array(out, array, allow_pickle=False)
     return out.record(relative)
 
 
-def stage_documents(root: Path, name: str, batch: DocumentBatch) -> FileRecord:
-    """Write the documents of a block uncompressed, so that the last pass need not parse the input again.
+def save_state(root: Path, relative: str, array: np.ndarray) -> FileRecord:
+    """Write a NumPy array of the run's state: whole after a kill, but neither hashed nor forced onto the disk."""
+    with state_file(root, relative) as raw:
+        np.lib.format.write_array(raw, array, allow_pickle=False)
+    return FileRecord(relative, (root / relative).stat().st_size, "")
 
-    The file is state of the run and no payload: it is not hashed.
-    """
-    import pyarrow as pa
 
-    table = batch.table.append_column("file", pa.array(batch.file_index.astype(np.int32)))
-    path = root / STAGED_FOLDER / f"{name}.arrow"
+@contextmanager
+def state_file(root: Path, relative: str) -> Iterator[BinaryIO]:
+    """Open a file of the run's state under a temporary name and rename it when the block ends without an error."""
+    path = root / relative
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(path)
     try:
         with open(temporary, "wb") as raw:
-            with pa.ipc.new_file(raw, table.schema) as writer:
-                writer.write_table(table)
-            raw.flush()
-            os.fsync(raw.fileno())
+            yield raw
         os.replace(temporary, path)
     except OSError as failure:
         temporary.unlink(missing_ok=True)
         raise explain_os_error(failure, path) from failure
-    return FileRecord(f"{STAGED_FOLDER}/{name}.arrow", path.stat().st_size, "")
+
+
+def stage_documents(root: Path, name: str, batch: DocumentBatch) -> FileRecord:
+    """Write the documents of a block uncompressed, so that the last pass need not parse the input again.
+
+    The file is state of the run and no payload.
+    """
+    import pyarrow as pa
+
+    table = batch.table.append_column("file", pa.array(batch.file_index.astype(np.int32)))
+    relative = f"{STAGED_FOLDER}/{name}.arrow"
+    with state_file(root, relative) as raw, pa.ipc.new_file(raw, table.schema) as writer:
+        writer.write_table(table)
+    return FileRecord(relative, (root / relative).stat().st_size, "")
 
 
 def sign_block(unit: Unit, context: SignContext) -> UnitResult:
@@ -100,12 +114,12 @@ def sign_block(unit: Unit, context: SignContext) -> UnitResult:
     root = Path(context.root)
     parts: list[np.ndarray] = []
     batch_rows: list[int] = []
-    scratch = Scratch()
+    scratches = itertools.cycle([Scratch(), Scratch()])  # one is written to disk while the other is filled
 
     def record_batches() -> Iterator[pa.RecordBatch]:
         first_rows = _rows_in_files(batch)
         for begin, end in _slices(batch.table):
-            record_batch, hashes = _sign_slice(batch, first_rows, begin, end, context, scratch)
+            record_batch, hashes = _sign_slice(batch, first_rows, begin, end, context, next(scratches))
             parts.append(hashes)
             batch_rows.append(end - begin)
             yield record_batch
@@ -116,7 +130,7 @@ def sign_block(unit: Unit, context: SignContext) -> UnitResult:
         index = write_index(root, f"{context.index_folder}/{unit.name}.arrow", schema, record_batches())
     files = [staged.result(), index]
     hashes = np.concatenate(parts, axis=1) if parts else np.zeros((context.bands.num_bands, 0), np.uint64)
-    files.append(save_array(root, f"{BANDS_FOLDER}/{unit.name}.npy", hashes))
+    files.append(save_state(root, f"{BANDS_FOLDER}/{unit.name}.npy", hashes))
     files += write_invalid(root, unit.name, batch.invalid)
     return UnitResult(files, _unit_data(batch, batch_rows))
 
@@ -170,16 +184,20 @@ def _sign_slice(
     table = batch.table.slice(begin, end - begin)
     data, offsets = text_buffers(table.column("text"))
     data, offsets = _normalised(table.column("text"), data, offsets)
-    sets = shingle_sets(
-        data,
-        offsets,
-        scratch=scratch,
-        ngram_size=config.ngram_size,
-        char_ngram_size=config.char_ngram_size,
-        char_share=config.char_share,
-    )
-    signatures = minhash_signatures(sets.values, sets.offsets, *permutations(bands.num_perm, config.seed))
-    paragraphs = hash_paragraphs(data, offsets)
+    paragraphs = hash_paragraphs(data, offsets, scratch)
+    if bands.num_bands:
+        sets = shingle_sets(
+            data,
+            offsets,
+            scratch=scratch,
+            ngram_size=config.ngram_size,
+            char_ngram_size=config.char_ngram_size,
+            char_share=config.char_share,
+        )
+        signatures = minhash_signatures(sets.values, sets.offsets, *permutations(bands.num_perm, config.seed))
+    else:
+        sets = _no_shingles(paragraphs)
+        signatures = np.zeros((len(sets.kinds), bands.num_perm), np.uint32)
     # Length without the white space that carries nothing, so that padding does not make a text the better one.
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(paragraphs.weights, dtype=np.int64)])
     lengths = np.diff(sums[paragraphs.offsets])
@@ -201,6 +219,13 @@ def _sign_slice(
     schema = index_schema(bands.num_perm, describe_index(config, bands))
     record_batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     return record_batch, band_hashes(signatures, sets.kinds, bands.num_bands, bands.rows_per_band)
+
+
+def _no_shingles(paragraphs: Paragraphs) -> ShingleSets:
+    """Return empty sets, where no method asks for shingles; only empty documents are told from others."""
+    rows = len(paragraphs.offsets) - 1
+    kinds = np.where(np.diff(paragraphs.offsets) > 0, WORDS, EMPTY).astype(np.uint8)
+    return ShingleSets(np.zeros(0, np.uint64), np.zeros(rows + 1, np.int64), kinds)
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:

@@ -19,11 +19,11 @@ from llmctl.artifacts.raw.blocks import Block
 from llmctl.artifacts.raw.plan import plan_blocks
 from llmctl.config.common import RunOptions
 from llmctl.dedup.against import INDEX_FOLDER, REMOVED_NAME, Earlier, band_earlier, open_earlier
-from llmctl.dedup.bands import Bands, choose_bands, recall_curve
+from llmctl.dedup.bands import NO_BANDS, Bands, choose_bands, recall_curve
 from llmctl.dedup.config import DedupConfig
 from llmctl.dedup.index import Index, IndexFile
 from llmctl.dedup.reports import find_clusters, find_places, largest_clusters, write_clusters, write_pairs
-from llmctl.dedup.searching import Search
+from llmctl.dedup.searching import SMALL_BYTES, Search
 from llmctl.dedup.signatures import STAGED_FOLDER, SignContext, describe_index, save_array, sign_block, warm_up
 from llmctl.dedup.survivors import (
     EMPTY_TEXT,
@@ -69,7 +69,9 @@ def run(
             "dedup cannot run on Ray yet", "leave --executor away; the extra `llmctl[ray]` will bring this command too"
         )
     opened = open_input(source, role="source", kinds=("documents",))
-    bands = choose_bands(config.threshold, config.num_perm, config.min_recall)
+    bands = NO_BANDS
+    if "fuzzy" in config.method or config.keep_index or against:
+        bands = choose_bands(config.threshold, config.num_perm, config.min_recall)
     earlier = open_earlier(against, describe_index(config, bands))
     inputs = [opened, *(corpus.source for corpus in earlier)]
     with open_output(output, kind="documents", stage="dedup", config=config, inputs=inputs, options=options) as out:
@@ -86,14 +88,14 @@ def describe_plan(
 ) -> None:
     """Say what is read and written, and how many of the duplicates the bands find."""
     source = inputs[0]
-    curve = recall_curve(bands, config.threshold)
+    curve = recall_curve(bands, config.threshold) if "fuzzy" in config.method else []
     if options.dry_run:
         console.info(
             f"would read {len(source.files):,} files ({source.total_bytes / 1e6:,.1f} MB) of {source.name} "
             f"and write data/, removed/, invalid/, pairs.parquet, clusters.parquet"
             f"{', index/' if config.keep_index else ''} to {output}"
         )
-    if "fuzzy" in config.method:
+    if curve:
         console.info(
             f"duplicates by {', '.join(config.method)}; Jaccard ≥ {config.threshold:g} of {config.ngram_size}-word or "
             f"{config.char_ngram_size}-character shingles; {bands.num_bands} bands × {bands.rows_per_band} of "
@@ -224,7 +226,16 @@ class _Run:
             for number, (unit, result) in enumerate(signed)
         ]
         total = sum(unit.input_bytes for unit in units)
-        return run_units(write_block, units, context, self.out, phase="write", label="writing", total_bytes=total)
+        return run_units(
+            write_block,
+            units,
+            context,
+            self.out,
+            phase="write",
+            label="writing",
+            total_bytes=total,
+            most_workers=1 if total < SMALL_BYTES else None,
+        )
 
     def report(
         self,
@@ -253,7 +264,9 @@ class _Run:
                 "num_bands": self.bands.num_bands,
                 "rows_per_band": self.bands.rows_per_band,
                 "recall_at_threshold": round(self.bands.recall(self.config.threshold), 6),
-            },
+            }
+            if "fuzzy" in self.config.method
+            else None,
             "compared": counts,
             "clusters": len(clusters.survivors),
             "largest_clusters": largest,

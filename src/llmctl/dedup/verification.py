@@ -12,7 +12,7 @@ import numpy as np
 
 from llmctl.dedup.candidates import PAIRS_FOLDER
 from llmctl.dedup.index import Index, IndexFile
-from llmctl.dedup.signatures import save_array
+from llmctl.dedup.signatures import save_state
 from llmctl.runtime.pool import Unit, UnitResult
 from llmctl.text.compile import inline_kernel, kernel
 
@@ -312,7 +312,7 @@ def verify_range(unit: Unit, context: VerifyContext) -> UnitResult:
     passed = np.flatnonzero(similarities >= 0)
     edges = np.empty(len(passed), EDGE_TYPE)
     edges["low"], edges["high"], edges["similarity"] = low[passed], high[passed], similarities[passed]
-    files = [save_array(Path(context.root), f"{EDGES_FOLDER}/{unit.name}.npy", edges)]
+    files = [save_state(Path(context.root), f"{EDGES_FOLDER}/{unit.name}.npy", edges)]
     return UnitResult(files, {"candidates": len(keys), "verified": len(edges)})
 
 

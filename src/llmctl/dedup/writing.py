@@ -15,7 +15,7 @@ from llmctl.artifacts.files import FileRecord
 from llmctl.artifacts.kinds import removed_schema
 from llmctl.dedup.config import DedupConfig
 from llmctl.dedup.index import Index, IndexFile
-from llmctl.dedup.signatures import STAGED_FOLDER, save_array
+from llmctl.dedup.signatures import STAGED_FOLDER, save_state
 from llmctl.dedup.survivors import EMPTY_TEXT, EXACT, FUZZY, REASONS, REORDERED, Decisions
 from llmctl.runtime.pool import Unit, UnitResult
 
@@ -28,7 +28,7 @@ DECISIONS_FOLDER = "_state/decisions"
 def save_decisions(root: Path, decisions: Decisions) -> None:
     """Write the decisions where the workers find them."""
     for name in ("documents", "survivors", "methods", "similarities"):
-        save_array(root, f"{DECISIONS_FOLDER}/{name}.npy", getattr(decisions, name))
+        save_state(root, f"{DECISIONS_FOLDER}/{name}.npy", getattr(decisions, name))
 
 
 def load_decisions(root: Path, first: int, end: int) -> Decisions:

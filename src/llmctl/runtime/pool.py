@@ -79,6 +79,7 @@ def run_units(
     phase: str,
     label: str,
     total_bytes: int | None = None,
+    most_workers: int | None = None,
 ) -> list[tuple[Unit, UnitResult]]:
     """Run `function(unit, context)` for every unit and return the results in the units' order.
 
@@ -90,13 +91,14 @@ def run_units(
         phase: prefix of the unit records, unique in the stage.
         label: what to show as progress.
         total_bytes: sum of the units' input bytes, if known.
+        most_workers: 1 for work that takes less time than processes take to start.
 
     Raises:
         LlmctlError: what a unit raised, or a worker that died.
     """
     done: dict[str, UnitResult] = {}
     order: list[Unit] = []
-    workers = out.options.num_workers
+    workers = min(out.options.num_workers, most_workers or out.options.num_workers)
 
     def finished(unit: Unit, result: UnitResult) -> None:
         out.save_unit(f"{phase}-{unit.name}", {"key": unit.key, "data": result.data}, result.files)

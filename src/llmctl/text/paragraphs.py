@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from llmctl.text.buffers import Scratch
 from llmctl.text.compile import inline_kernel, kernel
 from llmctl.text.hashing import fmix64, murmur128
 from llmctl.text.unicode import decode
@@ -163,27 +164,22 @@ def _hash_batch(data, offsets, classes, text_hashes, hashes, weights, ends):
     return filled
 
 
-@kernel
-def _count_breaks(data, offsets):
-    count = len(offsets) - 1
-    for position in range(offsets[0], offsets[-1]):
-        if data[position] == _NEWLINE or data[position] == 13:
-            count += 1
-    return count
-
-
-def hash_paragraphs(data: np.ndarray, offsets: np.ndarray) -> Paragraphs:
+def hash_paragraphs(data: np.ndarray, offsets: np.ndarray, scratch: Scratch | None = None) -> Paragraphs:
     """Hash every text of a batch as a whole and by paragraphs.
 
     Paragraphs are parted by blank lines; in a text without blank lines every line is one.
 
     Args:
         data, offsets: UTF-8 bytes and int64 offsets, as `text.buffers.text_buffers` gives them.
+        scratch: memory that is used again; hashes and weights are good until its next use.
     """
     rows = len(offsets) - 1
-    most = int(_count_breaks(data, offsets)) + 1
+    # A paragraph has a character and a break. Memory that is not written to costs nothing.
+    most = int(offsets[-1] - offsets[0]) // 2 + rows + 1
+    scratch = scratch or Scratch()
     text_hashes = np.empty((rows, 2), np.uint64)
-    hashes, weights = np.empty(most, np.uint64), np.empty(most, np.uint32)
+    hashes = scratch.array("paragraphs", most, np.uint64)
+    weights = scratch.array("paragraph weights", most, np.uint32)
     ends = np.empty(rows + 1, np.int64)
     filled = _hash_batch(data, offsets, _CLASSES, text_hashes, hashes, weights, ends)
     return Paragraphs(text_hashes, hashes[:filled], weights[:filled], ends)
@@ -213,8 +209,13 @@ def _find_composable(data, offsets, table, found):
     for row in range(len(offsets) - 1):
         position, end = offsets[row], offsets[row + 1]
         found[row] = False
+        largest = np.uint8(0)
+        for byte in data[position:end]:  # a loop that the compiler makes vectors of
+            largest = max(largest, byte)
+        if largest < 0xCC:  # everything below U+0300 is in NFC
+            continue
         while position < end:
-            if data[position] < 0xCC:  # everything below U+0300 is in NFC
+            if data[position] < 0xCC:
                 position += 1
                 continue
             point, size = decode(data, position)

@@ -81,18 +81,19 @@ def test_nothing_to_remove(tmp_path):
     assert result.clusters == []
 
 
+@pytest.mark.parametrize("keep_index", [True, False])
 @pytest.mark.parametrize("method", ["exact", "fuzzy", "reordered"])
 @pytest.mark.parametrize("kind", ["words", "chinese", "short"])
-def test_each_method_alone_keeps_distinct_and_removes_equal(tmp_path, method, kind):
+def test_each_method_alone_keeps_distinct_and_removes_equal(tmp_path, method, kind, keep_index):
     rng = np.random.default_rng(0)
     texts = {
         "words": [text_of(words(80, seed=i)) for i in range(30)],
         "chinese": ["".join(chr(point) for point in rng.integers(0x4E00, 0x9000, 90)) for _ in range(30)],
         "short": [f"item {i}" for i in range(30)],
     }[kind]
-    result = dedup_texts(tmp_path, [*texts, *texts], method=[method])
+    result = dedup_texts(tmp_path, [*texts, *texts, " "], method=[method], keep_index=keep_index)
     assert sorted(result.kept_texts) == sorted(texts)
-    assert {row["reason"] for row in result.removed} == {method}
+    assert {row["reason"] for row in result.removed} == {method, "empty"}
 
 
 def test_methods_can_be_switched_off(tmp_path):
