@@ -161,7 +161,7 @@ def explain_os_error(failure: OSError, path: Path) -> Exception:
     if failure.errno in (errno.ENOSPC, errno.EDQUOT):
         return RunFailed(
             f"no space left on the disk while writing {path}",
-            "free some space and run the same command again: finished blocks are kept",
+            "free some space and run the same command again: what is finished is kept",
         )
     if failure.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return UserError(f"cannot write to {path}: {failure.strerror}", "choose an output folder you may write to")

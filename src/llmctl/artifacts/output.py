@@ -407,5 +407,6 @@ def require_space(folder: Path, needed_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise RunFailed(
-            f"{folder} has {free / 1e9:.1f} GB free, and {needed_bytes / 1e9:.1f} GB are needed", "free some space"
+            f"{folder} has {free / 1e6:,.1f} MB free, and {needed_bytes / 1e6:,.1f} MB are needed",
+            "free some space and run the same command again",
         )

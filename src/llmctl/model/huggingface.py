@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from llmctl.model.transformer import Transformer
+from llmctl.model.weights_file import write_safetensors
 
 MODEL_FOLDER = "model"
 WEIGHTS_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
@@ -305,15 +306,13 @@ def save_weights(
 
 
 def _write_weights(weights: Iterable[tuple[str, torch.Tensor]], folder: Path) -> tuple[list[FileRecord], str]:
-    from safetensors.torch import save_file
-
     parts: list[list[str]] = []
     total, dtype = 0, "float32"
     for number, group in enumerate(_groups(weights)):
         tensors = {exported_name(name): tensor.contiguous().cpu() for name, tensor in group}
         dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
         total += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        save_file(tensors, folder / f"part-{number}.tmp-safetensors", metadata={"format": "pt"})
+        write_safetensors(folder / f"part-{number}.tmp-safetensors", tensors, {"format": "pt"})
         parts.append(list(tensors))
     names = [WEIGHTS_NAME]
     if len(parts) > 1:

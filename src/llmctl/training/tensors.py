@@ -14,6 +14,7 @@ import torch
 
 from llmctl.artifacts.files import adopt_file, safe_relative, write_json
 from llmctl.errors import UserError
+from llmctl.model.weights_file import write_safetensors
 
 INDEX_NAME = "tensors.json"
 FILE_BYTES = 1 << 30
@@ -49,21 +50,13 @@ def write_tensors(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], sca
 
 
 def _write_group(folder: Path, group: dict[str, torch.Tensor], index: dict[str, str]) -> OSError | None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     name = f"tensors-{len(set(index.values())) + 1:05d}.safetensors"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(group, folder / name)
+        write_safetensors(folder / name, group)
         adopt_file(folder, name)
     except OSError as failure:
         return failure
-    except SafetensorError as failure:  # safetensors wraps the system's error in its own
-        import errno
-
-        full = "No space" in str(failure)
-        return OSError(errno.ENOSPC if full else errno.EIO, str(failure))
     index.update(dict.fromkeys(group, name))
     return None
 
