@@ -49,6 +49,22 @@ def write_tensors(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], sca
     write_json(folder, INDEX_NAME, {"format": 1, "tensors": index, "scalars": scalars})
 
 
+def write_snapshot(
+    folder: Path, snapshot: tuple[Iterable[tuple[str, torch.Tensor]], dict[str, Any]], is_main: bool
+) -> None:
+    """Write an engine's snapshot on process 0; elsewhere take part in gathering it.
+
+    Raises:
+        OSError: the disk is full, say.
+    """
+    tensors, scalars = snapshot
+    if is_main:
+        write_tensors(folder, tensors, scalars)
+        return
+    for _ in tensors:
+        pass
+
+
 def _write_group(folder: Path, group: dict[str, torch.Tensor], index: dict[str, str]) -> OSError | None:
     name = f"tensors-{len(set(index.values())) + 1:05d}.safetensors"
     try:

@@ -65,9 +65,14 @@ class StepReport:
 
 
 class Engine(Protocol):
-    """Makes optimizer steps. A run may own several (policy and value model in PPO)."""
+    """Makes optimizer steps. A run may own several (policy and value model in PPO).
+
+    Attributes:
+        max_grad_norm: gradients are scaled down to this norm, 0 leaves them; may be changed between two steps.
+    """
 
     name: str
+    max_grad_norm: float
     model: nn.Module
     device: torch.device
     rank: int
@@ -91,6 +96,13 @@ class Engine(Protocol):
         """Yield (name, full tensor) of every parameter, on the CPU; every process must exhaust it.
 
         The tensors are in the optimizer's precision. Only process 0 gets the values; elsewhere they are empty.
+        """
+        ...
+
+    def snapshot(self) -> tuple[Iterator[tuple[str, torch.Tensor]], dict[str, Any]]:
+        """Return what `save` writes: (name, full tensor) lazily, and plain values; every process must exhaust it.
+
+        The tensors may share memory with the engine until the next step; process 0 alone gets their values.
         """
         ...
 

@@ -35,7 +35,7 @@ from llmctl.training.engines.common import (
     to_device,
 )
 from llmctl.training.optimizers import STATE_NAMES, make_optimizer, set_learning_rate
-from llmctl.training.tensors import StoredTensors, write_tensors
+from llmctl.training.tensors import StoredTensors, write_snapshot
 
 NEVER = 1 << 40
 # A clip that no gradient reaches: DeepSpeed computes the norm only where it clips.
@@ -65,6 +65,7 @@ class DeepSpeedEngine:
         self.config, self.world, self.device = config, world, world.device
         self.rank, self.world_size = world.rank, world.world_size
         self.data_parallel_rank, self.data_parallel_size = world.dp_rank, world.layout.dp
+        self.max_grad_norm = config.max_grad_norm
         self.model = move_module(model, config.precision, world.device)
         self._parameters = parameters_of(self.model)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters}
@@ -153,11 +154,12 @@ class DeepSpeedEngine:
             if norm != norm or norm == float("inf"):
                 self._engine.zero_grad()
                 return norm, True
-            factor = clip_coefficient(norm, self.config.max_grad_norm)
+            factor = clip_coefficient(norm, self.max_grad_norm)
             if factor != 1.0:
                 torch._foreach_mul_(gradients, factor)
             self._engine.step()
         else:
+            self._engine.optimizer.clip_grad = self.max_grad_norm or NO_CLIP
             self._engine.step()
             norm = float(self._engine.get_global_grad_norm() or 0.0)
         skipped = bool(getattr(self._engine.optimizer, "overflow", False))
@@ -230,16 +232,16 @@ class DeepSpeedEngine:
                 if parameter.requires_grad:
                     yield f"{kind}/{name}", self._full(name, parameter, kind)
 
-    def save(self, folder: Path) -> None:
-        """Write weights and optimizer state as full tensors; process 0 writes."""
+    def snapshot(self) -> tuple[Iterator[tuple[str, torch.Tensor]], dict[str, Any]]:
+        """Return weights and optimizer state as full tensors, and the values that belong to them."""
         scalars: dict[str, Any] = {"optimizer": self.config.optimizer, "optimizer_steps": self._steps}
         if self.config.precision == "fp16":
             scalars["loss_scale"] = float(self._engine.optimizer.loss_scale)
-        if self.world.is_main:
-            write_tensors(folder, self._full_state(), scalars)
-        else:
-            for _ in self._full_state():
-                pass
+        return self._full_state(), scalars
+
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer state as full tensors; process 0 writes."""
+        write_snapshot(folder, self.snapshot(), self.world.is_main)
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:

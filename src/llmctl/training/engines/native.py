@@ -38,7 +38,7 @@ from llmctl.training.engines.common import (
 )
 from llmctl.training.engines.pipeline import Pipeline
 from llmctl.training.optimizers import STATE_NAMES, Lamb, make_optimizer, set_learning_rate
-from llmctl.training.tensors import StoredTensors, write_tensors
+from llmctl.training.tensors import StoredTensors, write_snapshot
 
 # Dynamic loss scaling of fp16: Micikevicius et al. 2018, with the constants of torch.amp.GradScaler.
 FIRST_LOSS_SCALE, SCALE_GROWTH_STEPS = 2.0**16, 2000
@@ -53,6 +53,7 @@ class NativeEngine:
         self.config, self.world, self.device = config, world, world.device
         self.rank, self.world_size = world.rank, world.world_size
         self.data_parallel_rank, self.data_parallel_size = world.dp_rank, world.layout.dp
+        self.max_grad_norm = config.max_grad_norm
         self.model = move_module(model, config.precision, world.device)
         self._module: nn.Module = StepModule(self.model)
         self._parameters = parameters_of(self.model)
@@ -89,7 +90,7 @@ class NativeEngine:
             norm = self._gradient_norm() / self._loss_scale
             skipped = norm != norm or norm == float("inf")
             if not skipped:
-                self._unscale(clip_coefficient(norm, self.config.max_grad_norm) / self._loss_scale)
+                self._unscale(clip_coefficient(norm, self.max_grad_norm) / self._loss_scale)
                 set_learning_rate(self.optimizer, lr)
                 self.optimizer.step()
             self._adapt_loss_scale(skipped)
@@ -288,19 +289,19 @@ class NativeEngine:
         state: torch.Tensor = self.optimizer.state[parameter][kind]
         return state
 
-    def save(self, folder: Path) -> None:
-        """Write weights and optimizer state as full tensors; process 0 writes."""
+    def snapshot(self) -> tuple[Iterator[tuple[str, torch.Tensor]], dict[str, Any]]:
+        """Return weights and optimizer state as full tensors, and the values that belong to them."""
         scalars = {
             "optimizer": self.config.optimizer,
             "optimizer_steps": self._optimizer_steps(),
             "loss_scale": self._loss_scale,
             "good_steps": self._good_steps,
         }
-        if self.world.is_main:
-            write_tensors(folder, self._full_state(), scalars)
-        else:
-            for _ in self._full_state():
-                pass
+        return self._full_state(), scalars
+
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer state as full tensors; process 0 writes."""
+        write_snapshot(folder, self.snapshot(), self.world.is_main)
 
     def _optimizer_steps(self) -> int:
         counts = [int(state["step"]) for state in self.optimizer.state.values() if "step" in state]
