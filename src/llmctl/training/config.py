@@ -109,6 +109,9 @@ class TrainingConfig:
             identity=False,
         ),
     ] = 100
+    async_checkpoints: Annotated[
+        bool, Opt("Write checkpoints from a copy in memory while the training goes on.", identity=False)
+    ] = True
     keep_checkpoints: Annotated[int, Opt("Checkpoints that are kept, the newest ones.", min=1, identity=False)] = 2
     log_every: Annotated[int, Opt("Steps between updates of the loss in the progress line.", min=1, identity=False)] = 1
     tensorboard: Annotated[bool, Opt("Write TensorBoard files.", identity=False)] = True

@@ -69,6 +69,7 @@ class TrainingRun:
         self._metrics, self._validation = JsonLines(job.root / METRICS), JsonLines(job.root / VALIDATION)
         self._events = JsonLines(job.root / EVENTS / f"rank-{self.world.rank}.jsonl")
         self._saved_step = -1
+        self._checkpoint_s = 0.0
         self._bad_steps = 0
         self._board: TensorBoard | None = None
         self._progress: Any = None
@@ -96,6 +97,7 @@ class TrainingRun:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.store.join()
         for lines in (self._metrics, self._validation, self._events):
             lines.close()
         if self._board is not None:
@@ -152,7 +154,14 @@ class TrainingRun:
         """
         self.step, self.tokens = step, self.tokens + tokens
         seconds = {f"{phase}_s": value for phase, value in report.seconds.items()}
-        times = {"step_time_s": step_time_s, "data_time_s": data_time_s, **seconds}
+        # `checkpoint_s` is the wait for a checkpoint after the step before.
+        times = {
+            "step_time_s": step_time_s,
+            "data_time_s": data_time_s,
+            "checkpoint_s": self._checkpoint_s,
+            **seconds,
+        }
+        self._checkpoint_s = 0.0
         self._events.write({"step": step, "time": time.time(), **times})
         if self.world.is_main:
             line = {
@@ -216,22 +225,31 @@ class TrainingRun:
         (asked,) = self.world.maximum([float(bool(self._stop))])
         due = self.config.checkpoint_every and self.step % self.config.checkpoint_every == 0
         if due or asked or self.step == self.total_steps:
-            self.checkpoint()
+            self.checkpoint(wait=bool(asked) or self.step == self.total_steps)
         if asked and self.step < self.total_steps:
             saved = self._saved_step == self.step
             raise Interrupted(
                 f"stopped by a signal after step {self.step}"
-                + ("" if saved else f"; the last checkpoint is of step {max(self._saved_step, 0)}"),
+                + ("" if saved else f"; the last checkpoint is of step {self.store.newest_step()}"),
                 "the same command goes on from the last checkpoint",
             )
 
-    def checkpoint(self) -> None:
-        """Save every engine and the state of the run, unless this step is saved already."""
-        if self._saved_step == self.step:
-            return
-        state = {"step": self.step, "tokens": self.tokens, "stage": self.state}
-        if self.store.save(self.step, self.engines, state, to_mapping(self.config, identity_only=True)):
-            self._saved_step = self.step
+    def checkpoint(self, *, wait: bool = True) -> None:
+        """Save every engine and the state of the run, unless this step is saved already.
+
+        Args:
+            wait: return only when it is on the disk; else it may be written while the training goes on.
+        """
+        started = time.perf_counter()
+        if self._saved_step != self.step:
+            state = {"step": self.step, "tokens": self.tokens, "stage": self.state}
+            background = self.config.async_checkpoints and not wait
+            config = to_mapping(self.config, identity_only=True)
+            if self.store.save(self.step, self.engines, state, config, background=background):
+                self._saved_step = self.step
+        if wait and not self.store.settle():
+            self._saved_step = -1
+        self._checkpoint_s += time.perf_counter() - started
 
     def stop_asked(self) -> bool:
         """Tell whether a signal has asked this process to stop (others may not know yet)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import threading
 from collections import namedtuple
 
 import pytest
@@ -46,6 +47,56 @@ def test_keep_the_newest(tmp_path, engine):
     newest = store.newest()
     assert (newest.step, newest.state) == (3, {"tokens": 3})
     assert find_checkpoint(tmp_path) == newest.folder
+
+
+def test_a_checkpoint_in_the_background_holds_the_state_of_its_step(tmp_path, engine, monkeypatch):
+    """Training goes on while it is written: what is written is the copy, and `settle` waits for it."""
+    at_once = CheckpointStore(tmp_path / "at-once", 2, World())
+    at_once.save(1, {"model": engine}, {"tokens": 1}, {})
+    store = CheckpointStore(tmp_path / "behind", 2, World())
+    go_on, write = threading.Event(), module.write_snapshot
+
+    def slow(*arguments, **named):
+        assert go_on.wait(60)
+        return write(*arguments, **named)
+
+    monkeypatch.setattr(module, "write_snapshot", slow)
+    state = {"tokens": 1}
+    assert store.save(1, {"model": engine}, state, {}, background=True)
+    assert store.complete() == []
+    ids = torch.arange(12).view(2, 6)
+    engine.step([{"input_ids": ids, "labels": ids}], NextTokenLoss(), 1e-2)
+    state["tokens"] = 2
+    go_on.set()
+    assert store.settle()
+    assert store.newest().state == {"tokens": 1} and store.newest_step() == 1
+    tensors = "step-00000001/model/tensors-00001.safetensors"
+    assert (store.folder / tensors).read_bytes() == (at_once.folder / tensors).read_bytes()
+    assert (store.folder / "step-00000001/manifest.json").read_bytes() == (
+        at_once.folder / "step-00000001/manifest.json"
+    ).read_bytes()
+
+
+def test_a_disk_that_fills_in_the_background_is_told_and_the_one_before_kept(tmp_path, engine, capsys, monkeypatch):
+    store = CheckpointStore(tmp_path, 1, World())
+    store.save(1, {"model": engine}, {}, {})
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("llmctl.training.tensors.adopt_file", full)
+        assert store.save(2, {"model": engine}, {}, {}, background=True)
+        assert not store.settle()
+    assert "no checkpoint of step 2" in capsys.readouterr().err
+    assert names(store) == ["latest", "step-00000001"]
+
+
+def test_no_copy_where_memory_is_short(tmp_path, engine, monkeypatch):
+    monkeypatch.setattr(module, "_available_memory", lambda: 10)
+    store = CheckpointStore(tmp_path, 1, World())
+    assert store.save(1, {"model": engine}, {}, {}, background=True)
+    assert store.newest_step() == 1  # written before `save` returned
 
 
 def test_no_pickle_in_a_checkpoint(tmp_path, engine):
