@@ -174,15 +174,14 @@ class _PpoRun:
         whitened = whiten([(batch["advantages"], batch["mask"]) for batch in rollout.batches], self.world.sum)
         for batch, advantages in zip(rollout.batches, whitened, strict=True):
             batch["advantages"] = advantages
-        policy_report, value_report, passes, deviation = self._learn(rollout, step)
+        policy_report, value_report, passes, deviation = self._learn(run, rollout, step)
         metrics = self._metrics(rollout, value_report, kl_coef)
         metrics |= {"passes": passes, "ratio_deviation": deviation, "rollout_s": rollout_s}
         (tokens,) = self.world.sum([float(sum(batch["input_ids"].numel() for batch in rollout.batches))])
-        lr = learning_rate(self.config, step)
-        run.record(step, policy_report, lr, int(tokens), time.perf_counter() - started, **metrics)
+        run.record(step, policy_report, policy_report.lr, int(tokens), time.perf_counter() - started, **metrics)
         self._remember(run, step, metrics)
 
-    def _learn(self, rollout: Rollout, step: int) -> tuple[StepReport, StepReport, int, float]:
+    def _learn(self, run: TrainingRun, rollout: Rollout, step: int) -> tuple[StepReport, StepReport, int, float]:
         """Make the passes of one update; return the last reports, the passes made and the first ratio's deviation."""
         lr, critic_lr = learning_rate(self.config, step), learning_rate(self.critic_config, step)
         parts = [rollout.batches[part :: self.config.minibatches] for part in range(self.config.minibatches)]
@@ -192,11 +191,11 @@ class _PpoRun:
             passes = epoch + 1
             for number, part in enumerate(parts):
                 self.policy_loss.largest_deviation = 0.0
-                policy_report = self.policy.step(part, self.policy_loss, lr)
+                policy_report = run.update("policy", part, self.policy_loss, lr, step)
                 if epoch == 0 and number == 0:
                     (deviation,) = self.world.maximum([self.policy_loss.largest_deviation])
                     self._check_ratio(deviation, step)
-                value_report = self.critic.step(part, self.value_loss, critic_lr)
+                value_report = run.update("critic", part, self.value_loss, critic_lr, step)
             if 0 < self.config.max_approx_kl < policy_report.metrics["approx_kl"]:
                 break
         return policy_report, value_report, passes, deviation

@@ -48,6 +48,25 @@ class TrainingConfig:
     beta2: Annotated[float, Opt("Decay of the second moment.", min=0, max=1)] = 0.95
     adam_eps: Annotated[float, Opt("Added to the root of the second moment.", min=0)] = 1e-8
     max_grad_norm: Annotated[float, Opt("Gradients are scaled down to this norm; 0 leaves them.", min=0)] = 1.0
+    # -- gradient monitor
+    gradient_monitor: Annotated[
+        Literal["absolute", "robust", "off"],
+        Opt(
+            "Past a limit of the gradient norm, clip to it and lower the learning rate: `absolute` takes "
+            "gradient_limit, `robust` the median of the last norms + gradient_deviations deviations."
+        ),
+    ] = "absolute"
+    gradient_limit: Annotated[float, Opt("Limit of the gradient norm for `absolute`.", min=0)] = 1e5
+    gradient_deviations: Annotated[
+        float, Opt("Deviations (1.4826 · median absolute deviation) over the median for `robust`.", min=0)
+    ] = 10.0
+    gradient_window: Annotated[int, Opt("Steps whose norms `robust` looks at.", min=20)] = 100
+    gradient_lr_factor: Annotated[
+        float, Opt("What the learning rate is multiplied by, for good, when the limit is passed.", min=0, max=1)
+    ] = 0.8
+    gradient_cooldown: Annotated[
+        int, Opt("Steps after such a cut in which there is no further one (clipping goes on).", min=0)
+    ] = 50
     # -- numbers
     seed: Annotated[int, Opt("Seed of initial weights, data order and dropout.", min=0)] = 0
     precision: Annotated[

@@ -19,6 +19,7 @@ from llmctl.training.checkpoint import CheckpointStore, find_checkpoint, read_ch
 from llmctl.training.config import TrainingConfig
 from llmctl.training.distributed import World
 from llmctl.training.engines.base import Engine, Loss, StepReport
+from llmctl.training.monitor import GradientMonitor
 from llmctl.training.records import EVENTS, METRICS, TENSORBOARD, VALIDATION, JsonLines, TensorBoard, memory_bytes
 from llmctl.training.schedule import learning_rate
 from llmctl.training.signals import StopRequest, stop_requests
@@ -65,6 +66,7 @@ class TrainingRun:
         self.total_steps = total_steps if total_steps is not None else self.config.steps
         self.step, self.tokens = 0, 0
         self.state: dict[str, Any] = {}
+        self.monitors = {name: GradientMonitor(engine.config) for name, engine in engines.items()}
         self.store = CheckpointStore(job.root, self.config.keep_checkpoints, self.world)
         self._metrics, self._validation = JsonLines(job.root / METRICS), JsonLines(job.root / VALIDATION)
         self._events = JsonLines(job.root / EVENTS / f"rank-{self.world.rank}.jsonl")
@@ -121,6 +123,9 @@ class TrainingRun:
         self.step = self._saved_step = checkpoint.step
         self.tokens = int(checkpoint.state.get("tokens", 0))
         self.state = dict(checkpoint.state.get("stage", {}))
+        for name, state in checkpoint.state.get("monitors", {}).items():
+            if name in self.monitors:
+                self.monitors[name].restore(state)
         if checkpoint.folder.parent != self.store.folder:
             self._saved_step = -1
         return True
@@ -128,6 +133,29 @@ class TrainingRun:
     def _say(self, message: str) -> None:
         if self.world.is_main:
             console.info(message)
+
+    # -- steps -----------------------------------------------------------------------------------------------
+
+    def update(self, name: str, micro_batches: Sequence[Batch], loss: Loss, lr: float, step: int) -> StepReport:
+        """Make one optimizer step with one of the engines, under its gradient monitor.
+
+        Args:
+            lr: the schedule's learning rate; what the step was made with is in the report.
+        """
+        engine, monitor = self.engines[name], self.monitors[name]
+        engine.max_grad_norm = monitor.max_grad_norm
+        report = engine.step(micro_batches, loss, lr * monitor.lr_factor)
+        report.lr = lr * monitor.lr_factor
+        done = monitor.observe(step, report.grad_norm)
+        if done is not None and self.world.is_main:
+            console.warning(f"{self.label}: {done}")
+        if monitor.num_events:
+            report.metrics = {
+                **report.metrics,
+                "gradient_events": float(monitor.num_events),
+                "lr_factor": monitor.lr_factor,
+            }
+        return report
 
     # -- records ---------------------------------------------------------------------------------------------
 
@@ -242,7 +270,12 @@ class TrainingRun:
         """
         started = time.perf_counter()
         if self._saved_step != self.step:
-            state = {"step": self.step, "tokens": self.tokens, "stage": self.state}
+            state = {
+                "step": self.step,
+                "tokens": self.tokens,
+                "stage": self.state,
+                "monitors": {name: monitor.state() for name, monitor in self.monitors.items()},
+            }
             background = self.config.async_checkpoints and not wait
             config = to_mapping(self.config, identity_only=True)
             if self.store.save(self.step, self.engines, state, config, background=background):
@@ -281,6 +314,7 @@ def fit(
         Interrupted: stopped by a signal, with the state saved.
     """
     config = run.config
+    name = next(name for name, known in run.engines.items() if known is engine)
     if run.state.get("stopped_early"):
         run.total_steps = run.step
     if run.step >= run.total_steps:
@@ -294,10 +328,9 @@ def fit(
             if step < run.total_steps:
                 upcoming = pool.submit(micro_batches, step + 1)
             seed_step(config.seed, step, run.world.rank)
-            lr = learning_rate(config, step)
-            report = engine.step(batches, loss, lr)
+            report = run.update(name, batches, loss, learning_rate(config, step), step)
             tokens = sum(batch["input_ids"].numel() for batch in batches) * engine.data_parallel_size
-            run.record(step, report, lr, tokens, time.perf_counter() - started, waited)
+            run.record(step, report, report.lr, tokens, time.perf_counter() - started, waited)
             last = step == run.total_steps
             stop = False
             if validate is not None and (last or (validate_every and step % validate_every == 0)):

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from llmctl.training.config import TrainingConfig
+
     Batch = dict[str, torch.Tensor]
 
 
@@ -54,6 +56,7 @@ class StepReport:
         weight: the global weight.
         seconds: time of this process by phase: `forward`, `backward`, `communication`, `update`.
         skipped: the update was left out, because the gradient was not finite.
+        lr: the learning rate of the update.
     """
 
     loss: float
@@ -62,6 +65,7 @@ class StepReport:
     weight: float = 0.0
     seconds: dict[str, float] = field(default_factory=dict)
     skipped: bool = False
+    lr: float = 0.0
 
 
 class Engine(Protocol):
@@ -72,6 +76,7 @@ class Engine(Protocol):
     """
 
     name: str
+    config: TrainingConfig
     max_grad_norm: float
     model: nn.Module
     device: torch.device
