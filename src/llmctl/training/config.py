@@ -119,6 +119,15 @@ class TrainingConfig:
     timeout_s: Annotated[
         float, Opt("Longest wait for another process before the run is given up.", min=1, identity=False)
     ] = 600.0
+    hang_after_s: Annotated[
+        float,
+        Opt(
+            "Seconds without a finished step, and ten times the slowest step, after which a run counts as hung and is "
+            "ended with the stacks of all processes; 0 waits for timeout_s.",
+            min=0,
+            identity=False,
+        ),
+    ] = 30.0
     # -- keeping
     checkpoint_every: Annotated[
         int,

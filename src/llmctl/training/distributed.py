@@ -136,12 +136,12 @@ def connect(config: TrainingConfig) -> World:
             )
         for axis in ("tp", "dp", "pp"):
             for ranks in layout.groups(axis):
-                group = dist.new_group(ranks)  # every process makes every group, in the same order
+                group = dist.new_group(ranks, group_desc=axis)  # every process makes every group, in the same order
                 if rank in ranks:
                     world.groups[axis] = group
         if layout.pp > 1:  # first and last stage: they share a tied embedding
             for ranks in layout.groups("pp"):
-                group = dist.new_group([ranks[0], ranks[-1]])
+                group = dist.new_group([ranks[0], ranks[-1]], group_desc="ends")
                 if rank in (ranks[0], ranks[-1]):
                     world.groups["ends"] = group
     return world

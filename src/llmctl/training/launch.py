@@ -286,7 +286,7 @@ def _start_processes(
     }
     with tempfile.TemporaryDirectory(prefix="llmctl-") as folder:
         write_json(Path(folder), JOB_NAME, job)
-        start_and_wait(Path(folder), config, processes)
+        start_and_wait(Path(folder), config, processes, Path(output))
     if out is not None and not (out.state / STATISTICS_NAME).is_file():
         raise RunFailed("the training processes ended without a result", "see the messages above")
 

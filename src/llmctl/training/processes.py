@@ -15,6 +15,7 @@ from typing import IO, Any
 from llmctl import console
 from llmctl.errors import ExitStatus, Interrupted, LlmctlError, RunFailed, UserError
 from llmctl.training.config import TrainingConfig
+from llmctl.training.hang import HANG_FOLDER, HangWatch, Stuck, describe
 from llmctl.training.signals import stop_requests
 
 POLL_S = 0.05
@@ -37,23 +38,33 @@ class _Worker:
     ended_by_us: bool = False
 
 
-def start_and_wait(folder: Path, config: TrainingConfig, processes: int) -> None:
+def start_and_wait(folder: Path, config: TrainingConfig, processes: int, root: Path) -> None:
     """Start `processes` workers on this host and wait for them.
 
     Args:
         folder: holds ``job.json``; logs and failures of the workers go there.
+        root: the run's folder; the evidence of a hang is kept there.
 
     Raises:
         UserError, RunFailed, Interrupted: what a worker raised, or which one died and how.
     """
     workers: list[_Worker] = []
+    hung: list[Stuck] = []
     with stop_requests() as stop:
         try:
             for local_rank in range(processes):
                 workers.append(_start(folder, config, processes, local_rank))
-            _wait(workers, stop)
+            ranks = [worker.rank for worker in workers]
+            watch = HangWatch(folder, ranks, config.hang_after_s, config.timeout_s)
+            if _wait(workers, stop, watch):
+                hung = watch.collect(root)
         finally:
             _end(workers)
+    if hung:
+        raise RunFailed(
+            describe(hung),
+            f"stacks and flight records are in {root / HANG_FOLDER}; the same command goes on from the last checkpoint",
+        )
     _raise_failure(folder, workers)
 
 
@@ -93,8 +104,12 @@ def _has_descriptor() -> bool:
     return True
 
 
-def _wait(workers: list[_Worker], stop: Any) -> None:
-    """Return when every worker has ended, or when the others should not go on because one has died."""
+def _wait(workers: list[_Worker], stop: Any, watch: HangWatch) -> bool:
+    """Return when every worker has ended, or when the others should not go on because one has died or hangs.
+
+    Returns:
+        Whether the run hangs.
+    """
     forwarded, died = False, None
     while True:
         statuses = [worker.process.poll() for worker in workers]
@@ -102,14 +117,16 @@ def _wait(workers: list[_Worker], stop: Any) -> None:
             if status is not None and not worker.ended_at:
                 worker.ended_at = time.monotonic()
         if all(status is not None for status in statuses):
-            return
+            return False
         if stop and not forwarded:
             forwarded = True
             _signal(workers, signal.SIGTERM)
         if died is None and any(status not in (None, 0, int(ExitStatus.INTERRUPTED)) for status in statuses):
             died = time.monotonic()
         if died is not None and time.monotonic() - died > GRACE_S:
-            return
+            return False
+        if died is None and watch.hangs():
+            return True
         time.sleep(POLL_S)
 
 
@@ -150,7 +167,12 @@ def _raise_failure(folder: Path, workers: list[_Worker]) -> None:
     tail = _log_tail(folder / f"rank-{first.rank}.log")
     if tail:
         console.info(tail)
-    raise RunFailed(f"process {first.rank} {how}", "the same command goes on from the last checkpoint")
+    killed = -code in (signal.SIGKILL, signal.SIGABRT)
+    raise RunFailed(
+        f"process {first.rank} {how}",
+        ("often for want of memory (`dmesg` tells; --micro-batch-size 1 needs less); " if killed else "")
+        + "the same command goes on from the last checkpoint",
+    )
 
 
 def _cause_rank(worker: _Worker, told: dict[str, Any] | None) -> int:

@@ -19,6 +19,7 @@ from llmctl.training.checkpoint import CheckpointStore, find_checkpoint, read_ch
 from llmctl.training.config import TrainingConfig
 from llmctl.training.distributed import World
 from llmctl.training.engines.base import Engine, Loss, StepReport
+from llmctl.training.heartbeat import PROGRESS
 from llmctl.training.monitor import GradientMonitor
 from llmctl.training.records import EVENTS, METRICS, TENSORBOARD, VALIDATION, JsonLines, TensorBoard, memory_bytes
 from llmctl.training.schedule import learning_rate
@@ -99,6 +100,7 @@ class TrainingRun:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        PROGRESS.busy = "end"
         self.store.join()
         for lines in (self._metrics, self._validation, self._events):
             lines.close()
@@ -181,6 +183,7 @@ class TrainingRun:
             RunFailed: the gradient was not finite for too many steps in a row.
         """
         self.step, self.tokens = step, self.tokens + tokens
+        PROGRESS.finished_step(step)
         seconds = {f"{phase}_s": value for phase, value in report.seconds.items()}
         # `checkpoint_s` is the wait for a checkpoint after the step before.
         times = {
@@ -268,6 +271,10 @@ class TrainingRun:
         Args:
             wait: return only when it is on the disk; else it may be written while the training goes on.
         """
+        with PROGRESS.long_work("checkpoint"):
+            self._checkpoint(wait)
+
+    def _checkpoint(self, wait: bool) -> None:
         started = time.perf_counter()
         if self._saved_step != self.step:
             state = {
@@ -334,7 +341,8 @@ def fit(
             last = step == run.total_steps
             stop = False
             if validate is not None and (last or (validate_every and step % validate_every == 0)):
-                stop = bool(validate(step))
+                with PROGRESS.long_work("validation"):
+                    stop = bool(validate(step))
             if stop:
                 run.total_steps, run.state["stopped_early"] = step, True
             run.end_of_step()

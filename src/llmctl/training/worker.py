@@ -15,6 +15,10 @@ from llmctl.artifacts.files import write_json
 from llmctl.errors import ExitStatus, LlmctlError, RunFailed
 
 _PR_SET_PDEATHSIG = 1
+MEMORY_HINT = (
+    "it ran out of memory: --micro-batch-size 1 and --recompute full need less, and so do --zero-stage 1 or more --tp; "
+    "`llmctl plan` says how much a layout takes"
+)
 
 
 def _die_with_parent() -> None:
@@ -28,10 +32,13 @@ def _die_with_parent() -> None:
 
 def _train(folder: Path) -> None:
     from llmctl.training.distributed import connect, disconnect
+    from llmctl.training.heartbeat import Heartbeat, prepare_flight_recorder
     from llmctl.training.launch import load_entry, read_job
     from llmctl.training.run import Job
 
     job, config = read_job(folder)
+    prepare_flight_recorder()
+    Heartbeat(folder, int(os.environ["RANK"])).start()
     world = connect(config)
     console.configure(quiet=bool(job["quiet"]) or not world.is_main)
     sources = {role: Path(path) for role, path in job["sources"].items()}
@@ -41,6 +48,16 @@ def _train(folder: Path) -> None:
         write_json(target.parent, target.name, statistics)
     world.barrier()
     disconnect()
+
+
+def _out_of_memory(failure: Exception) -> bool:
+    text = str(failure)
+    return (
+        isinstance(failure, MemoryError)
+        or type(failure).__name__ == "OutOfMemoryError"
+        or "out of memory" in text
+        or "can't allocate memory" in text
+    )
 
 
 def _tell(folder: Path, failure: LlmctlError, effect: bool) -> None:
@@ -71,7 +88,8 @@ def main() -> int:
         )
         if not effect:
             traceback.print_exc()
-        _tell(folder, RunFailed(f"{type(failure).__name__}: {failure}".split("\n")[0], None), effect)
+        problem = f"{type(failure).__name__}: {failure}".split("\n")[0]
+        _tell(folder, RunFailed(problem, MEMORY_HINT if _out_of_memory(failure) else None), effect)
         return int(ExitStatus.FAILED)
     return int(ExitStatus.DONE)
 
