@@ -148,20 +148,17 @@ def read_stack(path: Path, stuck: Stuck) -> None:
 
 def read_flight_record(path: Path, stuck: Stuck) -> None:
     """Read which collective a process stands in, and how many it has entered in each process group."""
+    entered: dict[str, int] = {}
+    waiting = None
     try:
-        record = json.loads(path.read_bytes())
-        entries = list(record["entries"])
+        for entry in json.loads(path.read_bytes())["entries"]:
+            group = _group_name(entry)
+            entered[group] = max(entered.get(group, 0), int(entry["collective_seq_id"]) + int(entry["p2p_seq_id"]))
+            if not entry["retired"]:
+                waiting = f"{str(entry['profiling_name']).split(':')[-1]} of {group}"
     except (OSError, ValueError, KeyError, TypeError):
         return
-    entered: dict[str, int] = {}
-    for entry in entries:
-        group = _group_name(entry)
-        entered[group] = max(entered.get(group, 0), int(entry["collective_seq_id"]) + int(entry["p2p_seq_id"]))
-    stuck.entered = entered
-    waiting = [entry for entry in entries if not entry["retired"]]
-    if waiting:
-        operation = str(waiting[-1]["profiling_name"]).split(":")[-1]
-        stuck.collective = f"{operation} of {_group_name(waiting[-1])}"
+    stuck.entered, stuck.collective = entered, waiting
 
 
 def _group_name(entry: dict[str, Any]) -> str:
