@@ -155,9 +155,9 @@ def _cell(value: Any) -> str:
 class Progress:
     """A running count of work done. `advance` is cheap enough to call for every block or step."""
 
-    def __init__(self, label: str, total: float | None, unit: str) -> None:
+    def __init__(self, label: str, total: float | None, unit: str, done: float = 0.0) -> None:
         self.label, self.total, self.unit = label, total, unit
-        self.done = 0.0
+        self.done = self._before = done
         self.detail = ""
         self._started = time.monotonic()
         self._last_line = self._started
@@ -186,7 +186,7 @@ class Progress:
     def rate_text(self) -> str:
         """Return the rate so far, such as ``12.3 MB/s``."""
         elapsed = max(time.monotonic() - self._started, 1e-9)
-        rate = self.done / elapsed
+        rate = (self.done - self._before) / elapsed
         if self.unit == "bytes":
             return f"{rate / 1e6:.1f} MB/s"
         return f"{rate:,.1f} {self.unit}/s"
@@ -206,7 +206,7 @@ class Progress:
         if not self.total:
             return f"{self.label}: {amount}, {self.rate_text()} {self.detail}".rstrip()
         elapsed = time.monotonic() - self._started
-        left = elapsed / max(self.done, 1e-9) * max(self.total - self.done, 0)
+        left = elapsed / max(self.done - self._before, 1e-9) * max(self.total - self.done, 0)
         share = 100 * self.done / self.total
         return f"{self.label}: {share:.0f}% ({amount}), {self.rate_text()}, {left:.0f} s left {self.detail}".rstrip()
 
@@ -218,15 +218,16 @@ class Progress:
 
 
 @contextmanager
-def progress(label: str, total: float | None = None, unit: str = "bytes") -> Iterator[Progress]:
+def progress(label: str, total: float | None = None, unit: str = "bytes", done: float = 0.0) -> Iterator[Progress]:
     """Show progress of long work: a bar with rate and time left on a terminal, plain lines in a pipe.
 
     Args:
         label: what is being done.
         total: the whole amount in `unit`, if known.
         unit: ``"bytes"`` (shown as MB) or any noun, such as ``"steps"``.
+        done: what an earlier attempt has done already; it does not count for the rate.
     """
-    shown = Progress(label, total, unit)
+    shown = Progress(label, total, unit, done)
     try:
         yield shown
     finally:

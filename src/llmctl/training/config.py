@@ -128,6 +128,14 @@ class TrainingConfig:
             identity=False,
         ),
     ] = 30.0
+    elastic: Annotated[
+        bool,
+        Opt(
+            "When a process or a host is lost, start again from the last checkpoint with those that are left.",
+            identity=False,
+        ),
+    ] = False
+    max_restarts: Annotated[int, Opt("How often `elastic` starts again.", min=0, identity=False)] = 10
     # -- keeping
     checkpoint_every: Annotated[
         int,

@@ -7,14 +7,17 @@ process that waits for another one stands in a collective; the one to blame does
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmctl.training.heartbeat import BEAT_S, DUMP_REQUEST
+from llmctl.errors import ExitStatus
+from llmctl.training.heartbeat import BEAT_S, DUMP_REQUEST, PROGRESS, write_evidence
 
 # A run that takes a few times longer than usual for one step does not hang.
 SLOWEST_STEPS = 10.0
@@ -88,9 +91,8 @@ class HangWatch:
         if beat is None:
             return None
         silent = now - beat["time"] > max(SILENT_S, self.limit_s)
-        limit = max(self.limit_s, SLOWEST_STEPS * beat["slowest_s"])
-        if beat["busy"] is not None or not beat["at"]:
-            limit = max(limit, self.longest_s)
+        busy = beat["busy"] if beat["at"] else "start"
+        limit = limit_of(beat["slowest_s"], busy, self.limit_s, self.longest_s)
         waited = now - (beat["at"] or beat["time"])
         if not silent and waited <= limit:
             return None
@@ -116,6 +118,52 @@ class HangWatch:
             found.append(stuck)
         keep_evidence(self.folder, root, found)
         return found
+
+
+def limit_of(slowest_s: float, busy: str | None, limit_s: float, longest_s: float) -> float:
+    """Return how long a process may be without a finished step before it counts as hung."""
+    limit = max(limit_s, SLOWEST_STEPS * slowest_s)
+    return max(limit, longest_s) if busy is not None else limit
+
+
+class SelfWatch(threading.Thread):
+    """Ends a process that torchrun or srun started when it hangs: no launcher of ours looks at it.
+
+    What it was doing is written into the run's folder, where `llmctl diagnose` finds it; the launcher then ends, or
+    starts again, the other processes.
+    """
+
+    def __init__(self, root: Path, rank: int, limit_s: float, longest_s: float) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self.root, self.rank, self.limit_s, self.longest_s = root, rank, limit_s, longest_s
+
+    def run(self) -> None:
+        """Look once a second."""
+        before = time.monotonic()
+        while self.limit_s:
+            time.sleep(1.0)
+            now = time.monotonic()
+            slept, before = now - before > SILENT_S, now
+            if slept and PROGRESS.at:  # the whole machine was asleep: start counting again
+                PROGRESS.at = now
+            waited = now - PROGRESS.at if PROGRESS.at else 0.0
+            if waited > limit_of(PROGRESS.slowest_s, PROGRESS.busy, self.limit_s, self.longest_s):
+                end_hung_process(self.root, self.rank, waited)
+
+
+def end_hung_process(root: Path, rank: int, waited_s: float) -> None:
+    """Write down where this process stands, say so, and end it."""
+    folder = root / HANG_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    write_evidence(folder, rank)
+    stuck = Stuck(rank, PROGRESS.step, waited_s, silent=False)
+    read_stack(folder / f"stack-{rank}.txt", stuck)
+    read_flight_record(folder / f"flight-{rank}.json", stuck)
+    (folder / f"rank-{rank}.json").write_text(json.dumps(stuck.__dict__, indent=1))
+    place = stuck.collective or stuck.where or "an unknown place"
+    message = f"error: process {rank} hangs after step {stuck.step}, for {waited_s:.0f} s, in {place}\n"
+    os.write(2, message.encode())
+    os._exit(int(ExitStatus.FAILED))
 
 
 def keep_evidence(folder: Path, root: Path, found: list[Stuck]) -> None:

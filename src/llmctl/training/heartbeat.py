@@ -80,7 +80,7 @@ class Heartbeat(threading.Thread):
                 self._beat()
                 if not self._dumped and (self.folder / DUMP_REQUEST).exists():
                     self._dumped = True
-                    self._dump()
+                    write_evidence(self.folder, self.rank)
             except OSError:  # a full disk must not end the run
                 pass
             time.sleep(BEAT_S)
@@ -97,12 +97,14 @@ class Heartbeat(threading.Thread):
         temporary.write_text(json.dumps(state))
         os.replace(temporary, self.folder / f"beat-{self.rank}.json")
 
-    def _dump(self) -> None:
-        with open(self.folder / f"stack-{self.rank}.txt", "w") as file:
-            faulthandler.dump_traceback(file, all_threads=True)
-        record = flight_record()
-        if record is not None:
-            (self.folder / f"flight-{self.rank}.json").write_bytes(record)
+
+def write_evidence(folder: Path, rank: int) -> None:
+    """Write the stacks of all threads, and torch's record of the last collectives."""
+    with open(folder / f"stack-{rank}.txt", "w") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+    record = flight_record()
+    if record is not None:
+        (folder / f"flight-{rank}.json").write_bytes(record)
 
 
 def flight_record() -> bytes | None:

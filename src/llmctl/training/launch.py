@@ -66,6 +66,10 @@ def run_stage(
         return None
     if inside_launcher():
         return _run_as_worker(entry, output, config, stage, inputs, options)
+    if config.elastic and config.nodes > 1:
+        from llmctl.training.elastic import join_hosts
+
+        join_hosts(config, processes)
     if config.node_rank > 0:
         _start_processes(entry, output, config, stage, inputs, processes, None)
         return None
@@ -233,8 +237,12 @@ def _run_as_worker(
 ) -> Manifest | None:
     """Run as one of the processes that torchrun or srun started: the first claims the folder, the others follow."""
     from llmctl.training.distributed import connect, disconnect
+    from llmctl.training.hang import SelfWatch
+    from llmctl.training.heartbeat import prepare_flight_recorder
     from llmctl.training.run import Job
 
+    prepare_flight_recorder()
+    SelfWatch(Path(output), int(os.environ["RANK"]), config.hang_after_s, config.timeout_s).start()
     world = connect(config)
     try:
         out, verdict = None, None
@@ -272,6 +280,7 @@ def _start_processes(
 ) -> None:
     import tempfile
 
+    from llmctl.training.elastic import run_until_done
     from llmctl.training.processes import start_and_wait
 
     job = {
@@ -284,9 +293,13 @@ def _start_processes(
         "statistics": str((out.state / STATISTICS_NAME).resolve()) if out is not None else None,
         "quiet": console.is_quiet(),
     }
-    with tempfile.TemporaryDirectory(prefix="llmctl-") as folder:
-        write_json(Path(folder), JOB_NAME, job)
-        start_and_wait(Path(folder), config, processes, Path(output))
+
+    def start(count: int) -> None:
+        with tempfile.TemporaryDirectory(prefix="llmctl-") as folder:
+            write_json(Path(folder), JOB_NAME, job)
+            start_and_wait(Path(folder), config, count, Path(output))
+
+    run_until_done(config, processes, start)
     if out is not None and not (out.state / STATISTICS_NAME).is_file():
         raise RunFailed("the training processes ended without a result", "see the messages above")
 

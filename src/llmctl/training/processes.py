@@ -15,6 +15,7 @@ from typing import IO, Any
 from llmctl import console
 from llmctl.errors import ExitStatus, Interrupted, LlmctlError, RunFailed, UserError
 from llmctl.training.config import TrainingConfig
+from llmctl.training.elastic import ProcessLost
 from llmctl.training.hang import HANG_FOLDER, HangWatch, Stuck, describe
 from llmctl.training.signals import stop_requests
 
@@ -46,7 +47,8 @@ def start_and_wait(folder: Path, config: TrainingConfig, processes: int, root: P
         root: the run's folder; the evidence of a hang is kept there.
 
     Raises:
-        UserError, RunFailed, Interrupted: what a worker raised, or which one died and how.
+        UserError, RunFailed, Interrupted: what a worker raised.
+        ProcessLost: which one died or hangs, and how.
     """
     workers: list[_Worker] = []
     hung: list[Stuck] = []
@@ -61,7 +63,7 @@ def start_and_wait(folder: Path, config: TrainingConfig, processes: int, root: P
         finally:
             _end(workers)
     if hung:
-        raise RunFailed(
+        raise ProcessLost(
             describe(hung),
             f"stacks and flight records are in {root / HANG_FOLDER}; the same command goes on from the last checkpoint",
         )
@@ -160,15 +162,15 @@ def _raise_failure(folder: Path, workers: list[_Worker]) -> None:
     failure = told[first.rank]
     where = f" (process {first.rank} of {len(workers)})" if len(workers) > 1 else ""
     if failure is not None:
-        kind = _CLASSES.get(int(failure["status"]), RunFailed)
-        raise kind(failure["problem"] + (where if kind is RunFailed else ""), failure["hint"])
+        kind = ProcessLost if failure["effect"] else _CLASSES.get(int(failure["status"]), RunFailed)
+        raise kind(failure["problem"] + (where if issubclass(kind, RunFailed) else ""), failure["hint"])
     code = first.process.returncode
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
     tail = _log_tail(folder / f"rank-{first.rank}.log")
     if tail:
         console.info(tail)
     killed = -code in (signal.SIGKILL, signal.SIGABRT)
-    raise RunFailed(
+    raise ProcessLost(
         f"process {first.rank} {how}",
         ("often for want of memory (`dmesg` tells; --micro-batch-size 1 needs less); " if killed else "")
         + "the same command goes on from the last checkpoint",

@@ -91,8 +91,7 @@ class TrainingRun:
                 for lines in (self._metrics, self._validation):
                     lines.cut_after(last_kept)
                 self._board = TensorBoard(self.job.root / TENSORBOARD, self.config.tensorboard, self.step + 1)
-                self._progress = console.progress(self.label, self.total_steps, "steps").__enter__()
-                self._progress.advance(self.step)
+                self._progress = console.progress(self.label, self.total_steps, "steps", self.step).__enter__()
             self._events.cut_after(last_kept)
         except BaseException:
             self.__exit__()
