@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,14 @@ from llmctl.artifacts.accounting import Accounting
 from llmctl.artifacts.documents import DATA_FOLDER, REMOVED_FOLDER, write_invalid, write_parquet
 from llmctl.artifacts.kinds import documents_schema, removed_schema
 from llmctl.artifacts.raw.read import read_block
+from llmctl.filtering.detections import (
+    declared,
+    detect_all,
+    detectors_for,
+    fill_languages,
+    to_table,
+    with_identities,
+)
 from llmctl.filtering.evaluate import Evaluator, Verdict, all_reasons, deciding_rule
 from llmctl.filtering.policy import policy_of, resolve_policies
 from llmctl.filtering.scores import ATTRIBUTES_FOLDER, StoredScores, stored_columns, with_content
@@ -44,6 +52,7 @@ class Measured:
         texts: the texts as they would be kept.
         original, edited: the statistics of the texts before and after the line rules.
         changed: which texts the line rules changed.
+        detected: the scores of models, of the texts before the line rules.
         line_counts: int64 of shape [documents, len(ACTIONS)].
     """
 
@@ -52,6 +61,7 @@ class Measured:
     edited: dict[str, np.ndarray]
     changed: np.ndarray
     line_counts: np.ndarray
+    detected: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def filter_block(unit: Unit, context: BlockContext) -> UnitResult:
@@ -71,22 +81,35 @@ def filter_block(unit: Unit, context: BlockContext) -> UnitResult:
         names = sources.dictionary.to_pylist()
         stored = stored_columns(context.scores, part, batch.content_hash, families, names, policies)
     measured = measure(batch.table.column("text"), evaluator, policy_of_document, stored)
-    verdicts = evaluator.verdicts(measured.original, measured.edited, policy_of_document)
+    detectors = detectors_for(config, policies)
+    measured.detected, reused = detect_all(detectors, batch, part, context.scores)
+    verdicts = evaluator.verdicts(measured.original, measured.edited, policy_of_document, measured.detected)
     decided = deciding_rule(verdicts, batch.table.num_rows)
+    attributes = None
+    if config.attributes:
+        attributes = with_content(attributes_table(batch.table, measured, evaluator.edits), batch.content_hash)
+    named = declared(batch.table)
+    table, detected = fill_languages(batch.table, measured.detected)
+    batch = replace(batch, table=table)
 
     files = [write_parquet(root, f"{DATA_FOLDER}/{part}.parquet", kept_table(batch.table, measured.texts, decided))]
     if (decided >= 0).any():
         removed = removed_table(batch.table, verdicts, decided, config.keep_text_of_removed)
         files.append(write_parquet(root, f"{REMOVED_FOLDER}/{part}.parquet", removed))
-    if config.attributes:
-        table = with_content(attributes_table(batch.table, measured, evaluator.edits), batch.content_hash)
-        files.append(write_parquet(root, f"{ATTRIBUTES_FOLDER}/{part}.parquet", table))
+    if attributes is not None:
+        attributes = with_identities(attributes, detectors)
+        files.append(write_parquet(root, f"{ATTRIBUTES_FOLDER}/{part}.parquet", attributes))
     files += write_invalid(root, part, batch.invalid)
-    accounting = account(batch, measured, decided, list(verdicts))
+    accounting = account(batch, measured, decided, list(verdicts), detected)
     data = {
         "accounting": accounting.to_mapping(),
         "lines": line_statistics(measured, decided),
-        "reused_scores": stored is not None,
+        "languages": {
+            "declared": int(named.sum()),
+            "detected": int(detected.sum()),
+            "unknown": int((~named & ~detected).sum()),
+        },
+        "reused_scores": stored is not None and reused == len(detectors),
         "fails": {name: int(verdict.failed.sum()) for name, verdict in verdicts.items()},
         "policies": {
             name: int(number) for name, number in zip(sources.dictionary.to_pylist(), policy_numbers, strict=True)
@@ -178,6 +201,7 @@ def attributes_table(table: pa.Table, measured: Measured, edits: bool) -> pa.Tab
     """Return every computed statistic by document; those after the line rules have the prefix ``edited.``."""
     columns: dict[str, Any] = {"id": table.column("id"), "source": table.column("source"), "lang": table.column("lang")}
     columns |= {name: pa.array(values) for name, values in measured.original.items()}
+    columns |= to_table(measured.detected)
     if edits:
         columns |= {f"edited.{name}": pa.array(values) for name, values in measured.edited.items()}
         for number, name in enumerate(ACTIONS):
@@ -186,8 +210,14 @@ def attributes_table(table: pa.Table, measured: Measured, edits: bool) -> pa.Tab
     return pa.table(columns)
 
 
-def account(batch: DocumentBatch, measured: Measured, decided: np.ndarray, names: list[str]) -> Accounting:
-    """Count the block's records by file, by source and language, and by reason."""
+def account(
+    batch: DocumentBatch, measured: Measured, decided: np.ndarray, names: list[str], detected: np.ndarray
+) -> Accounting:
+    """Count the block's records by file, by source and language, and by reason.
+
+    Args:
+        detected: bool, which records have their language from the detector.
+    """
     accounting = Accounting()
     kept = decided < 0
     files = len(batch.files)
@@ -207,11 +237,13 @@ def account(batch: DocumentBatch, measured: Measured, decided: np.ndarray, names
     for number, name in enumerate(names):
         if count := int((decided == number).sum()):
             accounting.reasons[name] += count
-    _account_groups(accounting, batch.table, measured.texts, kept)
+    _account_groups(accounting, batch.table, measured.texts, kept, detected)
     return accounting
 
 
-def _account_groups(accounting: Accounting, table: pa.Table, texts: pa.Array, kept: np.ndarray) -> None:
+def _account_groups(
+    accounting: Accounting, table: pa.Table, texts: pa.Array, kept: np.ndarray, detected: np.ndarray
+) -> None:
     if not table.num_rows:
         return
     sources, languages = dictionary(table.column("source")), dictionary(table.column("lang"))
@@ -224,6 +256,7 @@ def _account_groups(accounting: Accounting, table: pa.Table, texts: pa.Array, ke
     counts = {
         "in": np.bincount(codes, minlength=size),
         "kept": np.bincount(codes[kept], minlength=size),
+        "lang_detected": np.bincount(codes[detected], minlength=size),
         # float64 sums are exact below 2**53 bytes
         "bytes_in": np.bincount(codes, weights=bytes_in, minlength=size),
         "bytes_kept": np.bincount(codes, weights=bytes_kept, minlength=size),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from llmctl.artifacts.raw.blocks import ReadOptions
 from llmctl.config.common import RunOptions
@@ -34,6 +34,20 @@ class FilterConfig:
             "the key `preset` replaces the presets for that source. The first that fits is taken."
         ),
     ] = field(default_factory=dict)
+    languages: Annotated[
+        list[str],
+        Opt(
+            "Languages that stay, such as `en,zh`, as the rule `language` finds them; thresholds by language or source "
+            "are set with `rules.language` and `sources`."
+        ),
+    ] = field(default_factory=list)
+    detect_language: Annotated[
+        Literal["missing", "all", "off"],
+        Opt(
+            "Records whose language is identified: those that name none, or all. What is sure becomes the record's "
+            "language where it names none. The rule `language` looks at all."
+        ),
+    ] = "missing"
     attributes: Annotated[
         bool, Opt("Write every computed statistic to attributes/, so that other limits can be tried without the text.")
     ] = True

@@ -92,10 +92,21 @@ class Evaluator:
         ]
 
     def verdicts(
-        self, original: Mapping[str, np.ndarray], edited: Mapping[str, np.ndarray], policy_of_document: np.ndarray
+        self,
+        original: Mapping[str, np.ndarray],
+        edited: Mapping[str, np.ndarray],
+        policy_of_document: np.ndarray,
+        detected: Mapping[str, np.ndarray] | None = None,
     ) -> dict[str, Verdict]:
-        """Apply every rule to every document, in order."""
+        """Apply every rule to every document, in order.
+
+        Args:
+            original, edited: the statistics of the texts before and after the line rules.
+            policy_of_document: int32.
+            detected: the scores of models.
+        """
         unspaced = is_unspaced(original)
+        original = {**original, **(detected or {})}
         texts = {
             "original": {**original, **{f"{ORIGINAL}{name}": column for name, column in original.items()}},
             "edited": {**edited, **{f"{ORIGINAL}{name}": column for name, column in original.items()}},
@@ -114,6 +125,7 @@ class Evaluator:
         documents = len(policy_of_document)
         value = np.zeros(documents)
         applies = np.zeros(documents, np.bool_)
+        own_lower = np.full(documents, np.nan)
         lower = np.full(len(self.policies), -math.inf)
         upper = np.full(len(self.policies), math.inf)
         groups: dict[str, tuple[Any, list[int]]] = {}
@@ -130,9 +142,13 @@ class Evaluator:
             if parameters.scripts != "all":
                 rows &= unspaced == (parameters.scripts == "unspaced")
             columns = texts[parameters.text]
-            np.copyto(value, load_rule(name).value(columns, parameters), where=rows)
+            rule = load_rule(name)
+            np.copyto(value, rule.value(columns, parameters), where=rows)
+            if hasattr(rule, "lower"):
+                np.copyto(own_lower, rule.lower(columns, parameters), where=rows)
             applies |= rows
         low, high = lower[policy_of_document], upper[policy_of_document]
+        low = np.where(np.isnan(own_lower), low, own_lower)
         below = value < low
         return Verdict(value, np.where(below, low, high), applies & (below | (value > high)))
 

@@ -72,7 +72,11 @@ def resolve_policies(config: FilterConfig) -> list[Policy]:
     Raises:
         UserError: an unknown preset, rule or parameter, or a value of the wrong type.
     """
-    default = _merged(_preset_rules(config.preset), config.rules, "rules")
+    base = _preset_rules(config.preset)
+    listed = [part.strip() for entry in config.languages for part in entry.split(",") if part.strip()]
+    if listed:
+        base = _merged(base, {"language": {"languages": listed}}, "languages")
+    default = _merged(base, config.rules, "rules")
     policies = [_policy("*", default, "rules")]
     for pattern, changes in config.sources.items():
         where = f"sources.{pattern}"

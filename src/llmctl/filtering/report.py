@@ -14,6 +14,12 @@ def report(statistics: Mapping[str, Any]) -> None:
     """Print what was removed and why, and what was kept by source."""
     _report_reasons(statistics)
     _report_sources(statistics["by_source"])
+    languages = statistics["languages"]
+    if languages["detected"] or languages["unknown"]:
+        console.info(
+            f"language: {languages['declared']:,} records name theirs, {languages['detected']:,} were identified, "
+            f"{languages['unknown']:,} stay unknown (too short, or not sure)"
+        )
     changed = statistics["lines"].get("changed_documents", 0)
     if changed:
         console.info(f"the line rules changed {changed:,} of the kept documents")

@@ -4,8 +4,10 @@ A file ``rules/<name>.py`` is a rule; its name is the rule's name in YAML and in
 
 * a docstring: what, why, and the source of its numbers (its page in the reference);
 * ``Parameters``: a dataclass derived from `RuleParameters` (or `LineParameters`), with ``min`` and/or ``max`` for
-  the limits. A document whose value lies below ``min`` or above ``max`` is removed; on the limit it stays;
+  the limits. A document whose value lies below ``min`` or above ``max`` is removed; on the limit it stays, and so
+  does one whose value is NaN (nothing can be said about it);
 * ``COLUMNS``: the statistics it needs, and ``value(columns, parameters)`` that gives float64 of shape [documents];
+* perhaps ``lower(columns, parameters)``, for a limit that differs by document: NaN where ``min`` is the limit;
 * or, for a rule that works on lines, ``limit(parameters)``: the limit of the action of the same name in
   `text.lines.ACTIONS`.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from llmctl.config.schema import Opt
 
@@ -32,6 +34,17 @@ class RuleParameters:
         Literal["original", "edited"],
         Opt("The text that the rule looks at: as it was read, or as the line rules leave it."),
     ] = "original"
+    scripts: Annotated[
+        Literal["all", "spaced", "unspaced"],
+        Opt("The documents that the rule looks at: all, those with spaces between words, or those without (Chinese)."),
+    ] = "all"
+
+
+@dataclass
+class ScoreParameters:
+    """What rules over the scores of models can be told; models see the text as it was read."""
+
+    text: ClassVar[str] = "original"
     scripts: Annotated[
         Literal["all", "spaced", "unspaced"],
         Opt("The documents that the rule looks at: all, those with spaces between words, or those without (Chinese)."),

@@ -109,15 +109,19 @@ def finish(out: Output, policies: Sequence[Policy], results: Sequence[tuple[Unit
     accounting.check()
     lines: Counter[str] = Counter()
     fails: Counter[str] = Counter()
+    languages: Counter[str] = Counter({"declared": 0, "detected": 0, "unknown": 0})
     policy_numbers: dict[str, int] = {}
     for _, result in results:
         lines.update(result.data["lines"])
         fails.update(result.data["fails"])
+        languages.update(result.data["languages"])
         policy_numbers.update(result.data["policies"])
     statistics = {
         **accounting.to_mapping(),
         # A document may fail several rules: `by_reason` has the deciding one, this all of them.
         "failed_by_rule": {name: count for name, count in sorted(fails.items()) if count},
+        # `by_source` has the same by group: `lang_detected` of its documents have their language from the detector.
+        "languages": dict(languages),
         "lines": dict(sorted(lines.items())),
         "policy": {policy.pattern: policy.to_mapping() for policy in policies},
         "policy_by_source": {name: policies[number].pattern for name, number in sorted(policy_numbers.items())},

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from llmctl.config.schema import fields_of
+from llmctl.filtering import languages
 from llmctl.filtering.block import measure
 from llmctl.filtering.config import FilterConfig
 from llmctl.filtering.evaluate import Evaluator, Verdict, deciding_rule
@@ -19,13 +20,15 @@ from llmctl.filtering.rules import is_line_rule, load_rule, rule_names
 from llmctl.text.lines import ACTIONS
 from llmctl.text.statistics import ALL_COLUMNS
 
+DETECTED = set(languages.COLUMNS)
 DOCUMENT_RULES = [name for name in rule_names() if not is_line_rule(name)]
 
 # rule → (columns that are the same in all cases, the column that varies, its values under, at and over a limit,
 # whether each is removed)
-Case = tuple[dict[str, float], str, tuple[int, int, int], tuple[bool, bool, bool]]
+Case = tuple[dict[str, float], str, tuple[float, float, float], tuple[bool, bool, bool]]
 TOO_LOW, TOO_HIGH = (True, False, False), (False, False, True)
 LIMITS: dict[str, list[Case]] = {
+    "language": [({"detected_language": 22}, "language_score", (0.49, 0.5, 0.51), TOO_LOW)],
     "empty": [({}, "num_words", (0, 1, 2), TOO_LOW)],
     "nothing_left": [({}, "num_words", (0, 1, 2), TOO_LOW)],
     "word_count": [
@@ -108,7 +111,7 @@ def test_a_document_on_the_limit_stays_and_beyond_it_goes(rule: str) -> None:
     assert rule in LIMITS, "a rule needs a test at, under and over its limit"
     for fixed, column, values, removed in LIMITS[rule]:
         columns = {name: np.full(3, value, np.int64) for name, value in fixed.items()}
-        columns[column] = np.array(values, np.int64)
+        columns[column] = np.array(values)
         assert judge(rule, columns).failed.tolist() == list(removed)
 
 
@@ -130,7 +133,7 @@ def test_every_rule_has_a_page_and_describes_its_parameters(rule: str) -> None:
         assert issubclass(module.Parameters, LineParameters)
         assert module.limit(module.Parameters()) > 0
     else:
-        known = set(ALL_COLUMNS) | {f"original.{name}" for name in ALL_COLUMNS}
+        known = set(ALL_COLUMNS) | DETECTED | {f"original.{name}" for name in ALL_COLUMNS}
         assert set(module.COLUMNS) <= known
 
 
@@ -163,13 +166,17 @@ CHINESE = (
 )
 
 
+# What models say is tested with the models.
+NOT_JUDGED = {"detected_language": np.full(1, -1, np.int16), "language_score": np.full(1, np.nan)}
+
+
 def reasons(text: str, *presets: str, **rules: Any) -> list[str]:
     """Return every rule that a text fails, the deciding one first."""
     policies = resolve_policies(FilterConfig(preset=list(presets) or ["none"], rules=rules))
     evaluator = Evaluator(policies)
     policy = np.zeros(1, np.int32)
     measured = measure(pa.chunked_array([pa.array([text], pa.large_string())]), evaluator, policy)
-    verdicts = evaluator.verdicts(measured.original, measured.edited, policy)
+    verdicts = evaluator.verdicts(measured.original, measured.edited, policy, NOT_JUDGED)
     failed = [name for name, verdict in verdicts.items() if verdict.failed[0]]
     decided = int(deciding_rule(verdicts, 1)[0])
     assert (list(verdicts)[decided] if decided >= 0 else None) == (failed[0] if failed else None)

@@ -83,8 +83,10 @@ def test_every_record_is_kept_removed_or_invalid(raw: Path, tmp_path: Path) -> N
     by_file = {row["path"]: row for row in manifest.statistics["by_file"]}
     assert by_file["a.jsonl"] == {"path": "a.jsonl", "in": 61, "kept": 40, "removed": 20, "invalid": 1}
     by_source = {(row["source"], row["lang"]): row for row in manifest.statistics["by_source"]}
-    assert by_source["wiki", "en"]["in"] == 30
-    assert by_source["wiki", "unknown"]["kept"] == 20
+    # Half of the records name their language; of the others, those long enough have it identified.
+    assert (by_source["wiki", "en"]["in"], by_source["wiki", "en"]["lang_detected"]) == (50, 20)
+    assert (by_source["wiki", "unknown"]["in"], by_source["wiki", "unknown"]["kept"]) == (10, 0)
+    assert manifest.statistics["languages"] == {"declared": 60, "detected": 40, "unknown": 20}
 
     data, removed = table(manifest, "data"), table(manifest, "removed")
     assert data.schema.equals(documents_schema())
