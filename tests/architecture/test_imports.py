@@ -19,6 +19,7 @@ LAYERS: list[set[str]] = [
     {"demo"},
     STAGES,
     {"training", "report"},
+    {"loading"},
     {"model", "text", "runtime"},
     {"artifacts"},
     {"config"},

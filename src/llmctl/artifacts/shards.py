@@ -58,6 +58,22 @@ class ShardFile:
     bytes: int
 
 
+@dataclass(frozen=True)
+class Locations:
+    """Where records lie in memory, for compiled readers. Addresses are good for as long as `maps` is held.
+
+    Attributes:
+        tokens, records: int64 [documents], address of the first id and of the record's frame.
+        ends: int64 [documents], address of the end of the file.
+        maps: the mapped files.
+    """
+
+    tokens: np.ndarray
+    records: np.ndarray
+    ends: np.ndarray
+    maps: list[np.ndarray]
+
+
 class TokenDocuments:
     """The documents of a `shards` artifact, in its order. Use `open_shards`.
 
@@ -130,6 +146,28 @@ class TokenDocuments:
         start, stop, _ = slice(start, stop).indices(length)
         begin = int(self._token_offsets[document]) + start * self.dtype.itemsize
         return buffer[begin : begin + max(stop - start, 0) * self.dtype.itemsize].view(self.dtype)
+
+    def locations(self, documents: np.ndarray) -> Locations:
+        """Return where the records of documents lie in memory; nothing is checked."""
+        numbers = np.searchsorted(self._starts, documents, side="right") - 1
+        used, which = np.unique(numbers, return_inverse=True)
+        maps = [self._map(int(number)) for number in used]
+        bases = np.array([buffer.__array_interface__["data"][0] for buffer in maps], np.int64)
+        sizes = np.array([len(buffer) for buffer in maps], np.int64)
+        return Locations(
+            bases[which] + self._token_offsets[documents],
+            bases[which] + self._record_offsets[documents],
+            (bases + sizes)[which],
+            maps,
+        )
+
+    def unverified(self, documents: np.ndarray) -> np.ndarray:
+        """Return those of the documents whose checksums are to be checked before they are used."""
+        return documents[~self._verified[documents]] if self.verify else documents[:0]
+
+    def mark_verified(self, documents: np.ndarray) -> None:
+        """Take note that the checksums of documents hold."""
+        self._verified[documents] = True
 
     def features(self, document: int) -> dict[str, Any]:
         """Return all features of a document's record: `id`, `source`, `lang`, `num_bytes`, `input_ids`, …"""

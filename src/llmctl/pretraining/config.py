@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from llmctl.config.schema import Opt
+from llmctl.loading.config import MixtureConfig
 from llmctl.model.config import ModelConfig
 from llmctl.training.config import TrainingConfig
 
@@ -19,6 +20,31 @@ class PretrainConfig(TrainingConfig):
         str | None,
         Opt("A model (run or Hugging Face folder) to go on from; `model` is then taken from it.", identity=False),
     ] = None
+    packing: Annotated[
+        Literal["concat", "best_fit"],
+        Opt(
+            "`concat` cuts the row of all documents every seq_len tokens; `best_fit` cuts only documents longer than "
+            "that, and pads a little."
+        ),
+    ] = "concat"
+    mixture: Annotated[MixtureConfig, Opt("Shares of the sources by phase of the training.")] = field(
+        default_factory=MixtureConfig
+    )
+    mixture_table: Annotated[
+        str | None,
+        Opt("A YAML file that replaces `mixture`, or the name of one that ships (`staged`).", identity=False),
+    ] = None
+    max_epochs: Annotated[float, Opt("How often a source may be seen; 0 sets no limit.", min=0)] = 0.0
+    when_exhausted: Annotated[
+        Literal["refuse", "repeat", "renormalize"],
+        Opt(
+            "What to do when a source has been seen max_epochs times: refuse the run, repeat the source all the same, "
+            "or let the other sources of the phase take its place."
+        ),
+    ] = "refuse"
+    log_samples: Annotated[
+        bool, Opt("Write which sequences every step is made of, not only their counts.", identity=False)
+    ] = False
     validation_fraction: Annotated[float, Opt("Share of the documents that are never trained on.", min=0, max=0.5)] = (
         0.01
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from llmctl.model.config import ModelConfig
 from llmctl.model.huggingface import read_model_config, special_token_ids
 from llmctl.pretraining.config import PretrainConfig
 from llmctl.pretraining.data import PretrainingData
+from llmctl.pretraining.mixture_report import say_mixture, write_plan, write_realized
+from llmctl.pretraining.samples import SampleLog
 from llmctl.training.engines.base import Engine
 from llmctl.training.engines.choose import choose_engine, make_engine
 from llmctl.training.export import export_model
@@ -32,6 +36,11 @@ def train(job: Job) -> dict[str, Any]:
     config = resolve(job.config, documents)
     world = job.world
     data = PretrainingData(documents, config, micro_batch_size(config, world.layout.dp), world.dp_rank, world.layout.dp)
+    if world.tp_rank == 0 and world.pp_rank == 0:
+        columns = data.loader.plan.columns
+        data.log = SampleLog(job.root, world.dp_rank, columns, documents.sources, config.log_samples)
+    if world.is_main:
+        write_plan(job.root, data.loader)
     engine = make_engine(build_model(config.model, config, world, config.init_from), config, world)
     if world.is_main:
         _say_what(config, data, engine, job)
@@ -72,10 +81,11 @@ def _say_what(config: PretrainConfig, data: PretrainingData, engine: Engine, job
         f"{layout.world_size} process{plural} on {job.world.device.type} ({layout.describe()}), {config.precision}"
     )
     console.info(
-        f"pretrain: {data.sequences.num_tokens:,} training tokens in {data.sequences.per_epoch:,} sequences, "
+        f"pretrain: {data.loader.num_tokens:,} training tokens in {data.loader.per_epoch:,} sequences, "
         f"{data.epochs:.2f} epochs in {config.steps:,} steps; {len(data.held_out):,} documents held out; "
         f"peak learning rate {config.peak_lr:g}"
     )
+    say_mixture(data.loader)
     if layout.dp > 1:
         console.info(f"pretrain: {_communication(config.model, layout, job.world.device.type)}")
     if config.global_batch_size > LARGE_BATCH and config.optimizer == "adamw":
@@ -105,14 +115,17 @@ def _run(
 
         if run.step == 0 and batches:
             validate(0)
-        fit(
-            run,
-            engine,
-            loss,
-            data.micro_batches,
-            validate=validate if batches else None,
-            validate_every=config.validate_every,
-        )
+        with logged_samples(data, run):
+            fit(
+                run,
+                engine,
+                loss,
+                data.micro_batches,
+                validate=validate if batches else None,
+                validate_every=config.validate_every,
+            )
+    if job.world.is_main:
+        write_realized(job.root, data.loader)
     special = special_token_ids(Path(documents.tokenizer))
     extra = {} if "eos_token_id" in special else {"eos_token_id": documents.eos_id}
     if "bos_token_id" not in special:
@@ -134,6 +147,20 @@ def _run(
     return facts
 
 
+@contextmanager
+def logged_samples(data: PretrainingData, run: TrainingRun) -> Iterator[None]:
+    """Keep the log of samples to the steps that count: finished ones."""
+    if data.log is None:
+        yield
+        return
+    data.log.cut_after(run.step, others_from=data.replicas if run.world.is_main else None)
+    try:
+        yield
+    finally:
+        # The batch of the step that was to come is in the log already.
+        data.log.cut_after(run.step)
+
+
 def statistics(
     model: ModelConfig, run: TrainingRun, data: PretrainingData, tokens: int, num_bytes: int
 ) -> dict[str, Any]:
@@ -145,8 +172,9 @@ def statistics(
         "tokens": run.tokens,
         "parameters": model.num_parameters(),
         "epochs": round(data.epochs, 4),
-        "training_documents": len(data.sequences.members),
+        "training_documents": len(data.loader.members),
         "validation_documents": len(data.held_out),
+        "mixture": data.loader.plan.to_mapping(),
         "vocab_size": model.vocab_size,
     }
     loss = run.state.get("validation_loss")

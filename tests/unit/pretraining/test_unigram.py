@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.unit.loading.corpus import EOS, Corpus
 
 from llmctl.pretraining.config import PretrainConfig
 from llmctl.pretraining.data import PretrainingData
 
 
-class Documents:
-    """Held-out text of known frequencies: what `PretrainingData` needs of `TokenDocuments`."""
-
-    eos_id = 0
-    pad_id = None
-    vocab_size = 8
-    sources = ("a",)
-    fingerprint = "f" * 64
-    tokenizer = Path()
-
-    def __init__(self, texts: list[list[int]]) -> None:
-        self._texts = [np.array([*text, self.eos_id], dtype=np.uint16) for text in texts]
-        self.lengths = np.array([len(text) for text in self._texts], dtype=np.int64)
-        self.num_bytes = self.lengths * 2
-        self.source_ids = np.zeros(len(texts), dtype=np.int32)
-
-    def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        return self._texts[document][start:stop]
+def documents_of(texts: list[list[int]]) -> Corpus:
+    return Corpus(None, texts=[[*text, EOS] for text in texts], dtype=np.uint16)
 
 
 def test_equal_frequencies_give_the_logarithm_of_their_number() -> None:
-    documents = Documents([[1, 2, 3]] * 40)
+    documents = documents_of([[1, 2, 3]] * 40)
     config = PretrainConfig(seq_len=16, global_batch_size=1, steps=1, validation_fraction=0.25)
     data = PretrainingData(documents, config, 1)
     assert len(data.held_out)
@@ -42,7 +26,7 @@ def test_equal_frequencies_give_the_logarithm_of_their_number() -> None:
 
 
 def test_one_token_that_stands_out() -> None:
-    documents = Documents([[5] * 9] * 40)
+    documents = documents_of([[5] * 9] * 40)
     config = PretrainConfig(seq_len=16, global_batch_size=1, steps=1, validation_fraction=0.25)
     expected = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1))
     assert PretrainingData(documents, config, 1).unigram_entropy() == pytest.approx(expected, rel=1e-12)
