@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +25,13 @@ from llmctl.training.launch import MODEL_FOLDER
 from llmctl.training.layout import Layout, micro_batch_size
 from llmctl.training.losses.next_token import NextTokenLoss
 from llmctl.training.models import build_model
+from llmctl.training.records import METRICS
 from llmctl.training.run import Job, TrainingRun, fit
 
 # Above this many sequences AdamW is commonly replaced by LAMB (You et al. 2020).
 LARGE_BATCH = 1024
+# Share of a run that may be spent waiting for data.
+MAX_DATA_WAIT = 0.02
 
 
 def train(job: Job) -> dict[str, Any]:
@@ -126,6 +130,7 @@ def _run(
             )
     if job.world.is_main:
         write_realized(job.root, data.loader)
+        say_wait(job.root)
     special = special_token_ids(Path(documents.tokenizer))
     extra = {} if "eos_token_id" in special else {"eos_token_id": documents.eos_id}
     if "bos_token_id" not in special:
@@ -145,6 +150,20 @@ def _run(
             f"{facts['unigram_bits_per_byte']:.3f}"
         )
     return facts
+
+
+def say_wait(root: Path) -> None:
+    """Say which share of the run was spent waiting for data, and warn where it is too much."""
+    steps = [json.loads(line) for line in (root / METRICS).read_bytes().splitlines()]
+    steps = steps[1:] or steps  # nothing can be read ahead of the first step
+    waited, whole = (sum(step[name] for step in steps) for name in ("data_time_s", "step_time_s"))
+    share = waited / max(whole, 1e-9)
+    console.info(f"pretrain: {100 * share:.2f} % of the training time was spent waiting for data")
+    if share > MAX_DATA_WAIT:
+        console.warning(
+            f"the training waited for data {100 * share:.1f} % of the time",
+            f"put the shards on a faster disk, or copy them to a local one; `llmctl diagnose {root}` says more",
+        )
 
 
 @contextmanager

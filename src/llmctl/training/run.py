@@ -201,6 +201,7 @@ class TrainingRun:
                 "lr": lr,
                 "tokens": self.tokens,
                 "tokens_per_s": tokens / max(step_time_s, 1e-9),
+                "data_wait": data_time_s / max(step_time_s, 1e-9),
                 **times,
                 "memory_bytes": memory_bytes(self.world.device),
                 **report.metrics,
