@@ -14,6 +14,7 @@ from llmctl.artifacts.accounting import Accounting
 from llmctl.artifacts.documents import DATA_FOLDER, REMOVED_FOLDER, write_invalid, write_parquet
 from llmctl.artifacts.kinds import documents_schema, removed_schema
 from llmctl.artifacts.raw.read import read_block
+from llmctl.filtering.collection import Collected
 from llmctl.filtering.detections import (
     declared,
     detect_all,
@@ -42,6 +43,7 @@ class BlockContext:
     config: FilterConfig
     root: str
     scores: StoredScores | None = None
+    collected: tuple[Collected, ...] = ()
 
 
 @dataclass
@@ -81,7 +83,7 @@ def filter_block(unit: Unit, context: BlockContext) -> UnitResult:
         names = sources.dictionary.to_pylist()
         stored = stored_columns(context.scores, part, batch.content_hash, families, names, policies)
     measured = measure(batch.table.column("text"), evaluator, policy_of_document, stored)
-    detectors = detectors_for(config, policies)
+    detectors = [*detectors_for(config, policies), *(found.detector(part) for found in context.collected)]
     measured.detected, reused = detect_all(detectors, batch, part, context.scores)
     verdicts = evaluator.verdicts(measured.original, measured.edited, policy_of_document, measured.detected)
     decided = deciding_rule(verdicts, batch.table.num_rows)

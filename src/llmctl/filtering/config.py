@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from llmctl.artifacts.raw.blocks import ReadOptions
 from llmctl.config.common import RunOptions
 from llmctl.config.schema import Opt
+from llmctl.filtering.templates.config import TemplateConfig
 
 DEFAULT_PRESET = "general"
 
@@ -48,6 +49,16 @@ class FilterConfig:
             "language where it names none. The rule `language` looks at all."
         ),
     ] = "missing"
+    templates: Annotated[
+        Literal["off", "report", "drop"],
+        Opt(
+            "Look for template content (documents with one skeleton and varying slots): report the families, or keep only "
+            "the first of each. `template` says what a family is, the rule `template` how many stay."
+        ),
+    ] = "off"
+    template: Annotated[TemplateConfig, Opt("What a family of template content is.", flag=False)] = field(
+        default_factory=TemplateConfig
+    )
     attributes: Annotated[
         bool, Opt("Write every computed statistic to attributes/, so that other limits can be tried without the text.")
     ] = True

@@ -76,6 +76,8 @@ def resolve_policies(config: FilterConfig) -> list[Policy]:
     listed = [part.strip() for entry in config.languages for part in entry.split(",") if part.strip()]
     if listed:
         base = _merged(base, {"language": {"languages": listed}}, "languages")
+    if config.templates == "drop":
+        base = _merged(base, {"template": {}}, "templates")
     default = _merged(base, config.rules, "rules")
     policies = [_policy("*", default, "rules")]
     for pattern, changes in config.sources.items():

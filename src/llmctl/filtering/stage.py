@@ -19,6 +19,7 @@ from llmctl.artifacts.raw.read import content_key
 from llmctl.config.common import RunOptions
 from llmctl.filtering.block import BlockContext, filter_block
 from llmctl.filtering.config import DEFAULT_PRESET, FilterConfig, FilterOptions
+from llmctl.filtering.passes import report_passes, run_passes
 from llmctl.filtering.policy import Policy, resolve_policies
 from llmctl.filtering.report import report
 from llmctl.filtering.scores import open_scores
@@ -26,6 +27,7 @@ from llmctl.runtime.pool import Unit, UnitResult, run_units
 
 if TYPE_CHECKING:
     from llmctl.artifacts.output import Output
+    from llmctl.filtering.collection import Collected
 
 
 def run(source: Path, output: Path, config: FilterConfig, options: RunOptions) -> Manifest:
@@ -45,10 +47,11 @@ def run(source: Path, output: Path, config: FilterConfig, options: RunOptions) -
         if options.dry_run:
             return _dry_run(opened, config, policies)
         warm_up()
+        collected = run_passes(out, lambda: units(opened, config), opened.total_bytes, config, policies, scores)
         results = run_units(
             filter_block,
             units(opened, config),
-            BlockContext(config, str(out.root), scores),
+            BlockContext(config, str(out.root), scores, collected),
             out,
             phase="filter",
             label="filter",
@@ -57,7 +60,7 @@ def run(source: Path, output: Path, config: FilterConfig, options: RunOptions) -
         if reuse:
             used = sum(bool(result.data["reused_scores"]) for _, result in results)
             console.info(f"statistics of {used:,} of {len(results):,} blocks taken from {reuse}")
-        return finish(out, policies, results)
+        return finish(out, policies, results, collected)
 
 
 def units(source: Input, config: FilterConfig) -> Iterator[Unit]:
@@ -98,7 +101,12 @@ def _dry_run(source: Input, config: FilterConfig, policies: Sequence[Policy]) ->
     return Manifest(kind="documents", stage="filter", config={}, statistics={"plan": plan})
 
 
-def finish(out: Output, policies: Sequence[Policy], results: Sequence[tuple[Unit, UnitResult]]) -> Manifest:
+def finish(
+    out: Output,
+    policies: Sequence[Policy],
+    results: Sequence[tuple[Unit, UnitResult]],
+    collected: Sequence[Collected] = (),
+) -> Manifest:
     """Merge the blocks' counts, check them, write the manifest and say what happened."""
     files = [record for _, result in results for record in result.files]
     if not results:
@@ -126,7 +134,8 @@ def finish(out: Output, policies: Sequence[Policy], results: Sequence[tuple[Unit
         "policy": {policy.pattern: policy.to_mapping() for policy in policies},
         "policy_by_source": {name: policies[number].pattern for name, number in sorted(policy_numbers.items())},
     }
-    manifest = out.finish(files, statistics)
+    passes, tables = report_passes(out, collected, results)
+    manifest = out.finish([*files, *tables], {**statistics, **passes})
     report(statistics)
     accounting.warn()
     return manifest

@@ -17,10 +17,11 @@ from llmctl.filtering.evaluate import Evaluator, Verdict, deciding_rule
 from llmctl.filtering.policy import Policy, preset_names, read_preset, resolve_policies
 from llmctl.filtering.rule import LineParameters
 from llmctl.filtering.rules import is_line_rule, load_rule, rule_names
+from llmctl.filtering.templates import search as templates
 from llmctl.text.lines import ACTIONS
 from llmctl.text.statistics import ALL_COLUMNS
 
-DETECTED = set(languages.COLUMNS)
+DETECTED = {*languages.COLUMNS, *templates.COLUMNS}
 DOCUMENT_RULES = [name for name in rule_names() if not is_line_rule(name)]
 
 # rule → (columns that are the same in all cases, the column that varies, its values under, at and over a limit,
@@ -28,6 +29,7 @@ DOCUMENT_RULES = [name for name in rule_names() if not is_line_rule(name)]
 Case = tuple[dict[str, float], str, tuple[float, float, float], tuple[bool, bool, bool]]
 TOO_LOW, TOO_HIGH = (True, False, False), (False, False, True)
 LIMITS: dict[str, list[Case]] = {
+    "template": [({}, "template_place", (0, 1, 2), TOO_HIGH)],
     "language": [({"detected_language": 22}, "language_score", (0.49, 0.5, 0.51), TOO_LOW)],
     "empty": [({}, "num_words", (0, 1, 2), TOO_LOW)],
     "nothing_left": [({}, "num_words", (0, 1, 2), TOO_LOW)],

@@ -1,0 +1,1 @@
+"""Find template content: documents with one skeleton and varying slots."""
