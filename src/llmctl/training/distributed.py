@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -108,6 +109,31 @@ def inside_launcher() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def address_towards(host: str) -> str | None:
+    """Return this machine's address on the way to another host, None if there is no way."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing: it only chooses a route
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _choose_interface() -> None:
+    """Let gloo use the network card that leads to the meeting point, instead of what the host's name resolves to."""
+    meeting = os.environ.get(RENDEZVOUS_VARIABLE, "")
+    host = meeting.removeprefix("tcp://").rpartition(":")[0] if meeting.startswith("tcp://") else None
+    address = address_towards(host or os.environ.get("MASTER_ADDR", "localhost"))
+    if "GLOO_SOCKET_IFNAME" in os.environ or meeting.startswith("file://") or address is None:
+        return
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(item.address == address for item in addresses):
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+            return
+
+
 def connect(config: TrainingConfig) -> World:
     """Join the other processes of the run (none unless a launcher has set RANK) and take this process's device."""
     kind = resolve_device(config)
@@ -127,6 +153,8 @@ def connect(config: TrainingConfig) -> World:
     world = World(rank, world_size, local_rank, device, layout)
     if world_size > 1:
         if not dist.is_initialized():
+            if kind == "cpu":
+                _choose_interface()
             dist.init_process_group(
                 "nccl" if kind == "cuda" else "gloo",
                 init_method=os.environ.get(RENDEZVOUS_VARIABLE, "env://"),

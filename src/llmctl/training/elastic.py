@@ -84,12 +84,18 @@ def join_hosts(config: TrainingConfig, processes: int) -> None:
     Raises:
         LlmctlError: the agent cannot be started.
     """
+    from llmctl.training.distributed import address_towards
+
     # The same run on every host, whatever its number and its temporary folders.
     run_id = "llmctl-" + str(config.rendezvous).replace(":", "-")
+    address = address_towards(str(config.rendezvous).rpartition(":")[0])
     command = [
         *(sys.executable, "-m", "torch.distributed.run"),
         *("--nnodes", f"1:{config.nodes}", "--nproc-per-node", str(processes)),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", str(config.rendezvous), "--rdzv-id", run_id),
+        *(("--local-addr", address) if address else ()),
+        # Host 0 keeps the meeting point; the agent would go by the host's name, which may stand for another address.
+        *("--rdzv-conf", f"is_host={str(config.node_rank == 0).lower()}"),
         *("--max-restarts", str(config.max_restarts), "-m", "llmctl", *sys.argv[1:]),
     ]
     console.info(
