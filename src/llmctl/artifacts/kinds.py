@@ -31,10 +31,13 @@ KINDS: dict[str, Kind] = {
         Kind("documents", 1, "Parquet files of texts with id, source and language"),
         Kind("tokens", 1, "token ids of documents, with the tokenizer that made them"),
         Kind("shards", 1, "TFRecord files of token ids with an index for random access"),
+        Kind("export", 1, "token ids in files of other tools: Megatron, MDS or Parquet"),
         Kind("conversations", 1, "conversations for supervised fine-tuning"),
         Kind("preferences", 1, "ranked answers to prompts"),
         Kind("checkpoint", 1, "weights, optimizer and cursor of a training run"),
         Kind("model", 1, "a training run with its model as a Hugging Face folder"),
+        Kind("classifier", 1, "a linear classifier of documents, for filter"),
+        Kind("ngram_model", 1, "an n-gram language model that gives documents a perplexity, for filter"),
         Kind("report", 1, "findings and pictures about a run"),
     )
 }

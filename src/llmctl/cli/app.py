@@ -19,6 +19,7 @@ from llmctl.errors import ExitStatus, Interrupted, LlmctlError, RunFailed, UserE
 # In the order in which people use them; each is a short file beside this one with a `register(app)` function.
 COMMANDS = (
     "filter",
+    "classifier",
     "dedup",
     "tokenize",
     "shard",

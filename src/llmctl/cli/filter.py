@@ -29,6 +29,14 @@ def command(
         typer.Argument(metavar="OUTPUT", help="Folder for the documents that stay, and the reasons of the others."),
     ] = None,
     *,
+    classifier: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--classifier",
+            metavar="NAME=FOLDER",
+            help="A classifier from `llmctl classifier train`; repeatable. Its limits are rules.classifier.NAME.",
+        ),
+    ] = None,
     config: FilterConfig,
     options: FilterOptions,
     explain: Annotated[
@@ -52,7 +60,7 @@ def command(
         raise UserError("missing argument 'OUTPUT'", "llmctl filter SOURCE OUTPUT")
     from llmctl.filtering.stage import run
 
-    manifest = run(source, output, config, options)
+    manifest = run(source, output, config, options, classifiers=classifier or ())
     if options.dry_run and "plan" in manifest.statistics:
         plan = manifest.statistics["plan"]
         text = (

@@ -17,12 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmctl.filtering import languages
-from llmctl.filtering.rules import load_rule
+from llmctl.filtering.classifiers.model import read_classifier
+from llmctl.filtering.rules import CLASSIFIER_PREFIX, load_rule
 from llmctl.filtering.scores import ATTRIBUTES_FOLDER, CONTENT_KEY, StoredScores
 
 if TYPE_CHECKING:
     from llmctl.artifacts.raw.blocks import DocumentBatch
     from llmctl.filtering.config import FilterConfig
+    from llmctl.filtering.models import ModelFolder, Models
     from llmctl.filtering.policy import Policy
 
 DETECTIONS_KEY = b"llmctl.detections"
@@ -46,12 +48,13 @@ class Detector:
     detect: Callable[[pa.Table], Columns]
 
 
-def detectors_for(config: FilterConfig, policies: Sequence[Policy]) -> list[Detector]:
-    """Return the detectors that the policies and the statistics need."""
+def detectors_for(config: FilterConfig, policies: Sequence[Policy], models: Models) -> list[Detector]:
+    """Return the detectors at work: those that the policies and the statistics need, and every given model."""
     found = []
     scope = _language_scope(config, policies)
     if scope != "off":
         found.append(_language_detector(scope))
+    found += [_classifier_detector(folder) for folder in models.classifiers]
     return found
 
 
@@ -69,6 +72,15 @@ def _language_detector(scope: str) -> Detector:
         return languages.detect_languages(table.column("text"), rows)
 
     return Detector("language", languages.identity(scope), languages.COLUMNS, detect)
+
+
+def _classifier_detector(folder: ModelFolder) -> Detector:
+    name = f"{CLASSIFIER_PREFIX}{folder.name}"
+
+    def detect(table: pa.Table) -> Columns:
+        return {name: read_classifier(folder.root, folder.fingerprint).probabilities(table.column("text"))}
+
+    return Detector(name, folder.fingerprint, (name,), detect)
 
 
 def declared(table: pa.Table) -> np.ndarray:

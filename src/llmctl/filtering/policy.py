@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from llmctl.config.load import build, read_yaml
 from llmctl.config.schema import to_mapping
 from llmctl.errors import UserError, unknown_name
-from llmctl.filtering.rules import is_line_rule, load_rule
+from llmctl.filtering.rules import CLASSIFIER_PREFIX, is_line_rule, load_rule
 
 if TYPE_CHECKING:
     from llmctl.filtering.config import FilterConfig
+    from llmctl.filtering.models import Models
 
 PRESETS_FOLDER = Path(__file__).parent / "presets"
 NO_PRESET = "none"
@@ -66,16 +67,22 @@ def read_preset(name: str) -> dict[str, Any]:
     return read_yaml(PRESETS_FOLDER / f"{name}.yaml")
 
 
-def resolve_policies(config: FilterConfig) -> list[Policy]:
+def resolve_policies(config: FilterConfig, models: Models | None = None) -> list[Policy]:
     """Return the default policy (first) and those of single sources, in the order of the configuration.
+
+    Args:
+        config: presets and changes.
+        models: the classifiers that are there; they bring thresholds of their own. A preset's limits for a classifier
+            that is not there do not apply.
 
     Raises:
         UserError: an unknown preset, rule or parameter, or a value of the wrong type.
     """
-    base = _preset_rules(config.preset)
+    base = _with_models(preset_rules(config.preset), models)
     listed = [part.strip() for entry in config.languages for part in entry.split(",") if part.strip()]
     if listed:
         base = _merged(base, {"language": {"languages": listed}}, "languages")
+    base = _merged(base, _sensitive(config), "pii")
     if config.templates == "drop":
         base = _merged(base, {"template": {}}, "templates")
     default = _merged(base, config.rules, "rules")
@@ -90,9 +97,26 @@ def resolve_policies(config: FilterConfig) -> list[Policy]:
         base = default
         if "preset" in changes:
             names = changes.pop("preset")
-            base = _preset_rules([names] if isinstance(names, str) else names)
+            base = _with_models(preset_rules([names] if isinstance(names, str) else names), models)
         policies.append(_policy(pattern, _merged(base, changes, where), where))
     return policies
+
+
+def _sensitive(config: FilterConfig) -> dict[str, Any]:
+    """Return the rule that `--pii` and its companions stand for.
+
+    Raises:
+        UserError: companions without `--pii`.
+    """
+    types = [part.strip() for entry in config.pii_types for part in entry.split(",") if part.strip()]
+    if config.pii == "off":
+        if types or config.pii_consistent:
+            raise UserError(
+                "`--pii-types` and `--pii-consistent` say how `--pii` works, which is off", "add --pii mask"
+            )
+        return {}
+    changes = {"mode": config.pii, "consistent": config.pii_consistent, **({"types": types} if types else {})}
+    return {"sensitive_entities": changes}
 
 
 def policy_of(source: str, policies: Sequence[Policy]) -> int:
@@ -106,20 +130,27 @@ def policy_of(source: str, policies: Sequence[Policy]) -> int:
     return 0
 
 
-def _preset_rules(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _with_models(rules: Mapping[str, dict[str, Any]], models: Models | None) -> dict[str, dict[str, Any]]:
+    own = models.defaults() if models else {}
+    there = {name: change for name, change in rules.items() if not name.startswith(CLASSIFIER_PREFIX) or name in own}
+    return _merged(own, there, "rules")
+
+
+def preset_rules(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the rules of presets, a later one over an earlier one."""
     rules: dict[str, dict[str, Any]] = {}
     for name in names:
         if name == NO_PRESET:
             continue
         preset = read_preset(name)
-        rules = _merged(rules, _preset_rules(preset.get("include", [])), name)
+        rules = _merged(rules, preset_rules(preset.get("include", [])), name)
         rules = _merged(rules, preset["rules"], name)
     return rules
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
     rules = deepcopy(dict(base))
-    for name, change in changes.items():
+    for name, change in _by_rule(changes, where):
         load_rule(name)
         if change is False or (isinstance(change, str) and change.lower() == "off"):
             # Kept as a mark, because two rules apply unless they are switched off.
@@ -135,6 +166,20 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> 
                 f"write `{name}: {{max: 0.2}}` or `{name}: off`",
             )
     return rules
+
+
+def _by_rule(changes: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
+    """Yield the changes by rule: those below `classifier` are for the rule of the classifier of that name."""
+    for name, change in changes.items():
+        if name != CLASSIFIER_PREFIX.rstrip("."):
+            yield name, change
+        elif isinstance(change, Mapping):
+            yield from ((f"{CLASSIFIER_PREFIX}{label}", inner) for label, inner in change.items())
+        else:
+            raise UserError(
+                f"`{where}.classifier` must be a section by classifier, got {change!r}",
+                "write `classifier: {spam: {max: 0.5}}`",
+            )
 
 
 def _policy(pattern: str, rules: Mapping[str, dict[str, Any]], where: str) -> Policy:

@@ -1,0 +1,1 @@
+"""Linear classifiers of documents that users train: examples in, probabilities out."""
