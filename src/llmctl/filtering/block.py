@@ -24,6 +24,7 @@ from llmctl.filtering.detections import (
     with_identities,
 )
 from llmctl.filtering.evaluate import Evaluator, Verdict, all_reasons, deciding_rule
+from llmctl.filtering.models import Models
 from llmctl.filtering.policy import policy_of, resolve_policies
 from llmctl.filtering.scores import ATTRIBUTES_FOLDER, StoredScores, stored_columns, with_content
 from llmctl.runtime.pool import Unit, UnitResult
@@ -44,6 +45,7 @@ class BlockContext:
     root: str
     scores: StoredScores | None = None
     collected: tuple[Collected, ...] = ()
+    models: Models = field(default_factory=Models)
 
 
 @dataclass
@@ -70,7 +72,7 @@ def filter_block(unit: Unit, context: BlockContext) -> UnitResult:
     """Read a block, decide on each document, and write the block's files."""
     config, root = context.config, Path(context.root)
     batch = read_block(unit.payload, config.read)
-    policies = resolve_policies(config)
+    policies = resolve_policies(config, context.models)
     evaluator = Evaluator(policies)
     sources = dictionary(batch.table.column("source"))
     policy_numbers = np.array([policy_of(name, policies) for name in sources.dictionary.to_pylist()], np.int32)
@@ -83,7 +85,10 @@ def filter_block(unit: Unit, context: BlockContext) -> UnitResult:
         names = sources.dictionary.to_pylist()
         stored = stored_columns(context.scores, part, batch.content_hash, families, names, policies)
     measured = measure(batch.table.column("text"), evaluator, policy_of_document, stored)
-    detectors = [*detectors_for(config, policies), *(found.detector(part) for found in context.collected)]
+    detectors = [
+        *detectors_for(config, policies, context.models),
+        *(found.detector(part) for found in context.collected),
+    ]
     measured.detected, reused = detect_all(detectors, batch, part, context.scores)
     verdicts = evaluator.verdicts(measured.original, measured.edited, policy_of_document, measured.detected)
     decided = deciding_rule(verdicts, batch.table.num_rows)

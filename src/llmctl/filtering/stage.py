@@ -19,8 +19,9 @@ from llmctl.artifacts.raw.read import content_key
 from llmctl.config.common import RunOptions
 from llmctl.filtering.block import BlockContext, filter_block
 from llmctl.filtering.config import DEFAULT_PRESET, FilterConfig, FilterOptions
+from llmctl.filtering.models import Models, check_models, open_models
 from llmctl.filtering.passes import report_passes, run_passes
-from llmctl.filtering.policy import Policy, resolve_policies
+from llmctl.filtering.policy import Policy, preset_rules, resolve_policies
 from llmctl.filtering.report import report
 from llmctl.filtering.scores import open_scores
 from llmctl.runtime.pool import Unit, UnitResult, run_units
@@ -30,8 +31,17 @@ if TYPE_CHECKING:
     from llmctl.filtering.collection import Collected
 
 
-def run(source: Path, output: Path, config: FilterConfig, options: RunOptions) -> Manifest:
+def run(
+    source: Path, output: Path, config: FilterConfig, options: RunOptions, *, classifiers: Sequence[str] = ()
+) -> Manifest:
     """Filter `source` into `output` and return its manifest (without files on a dry run).
+
+    Args:
+        source: raw files or documents.
+        output: the folder to write.
+        config: the policy.
+        options: how to run.
+        classifiers: ``NAME=FOLDER`` of trained classifiers.
 
     Raises:
         UserError: a path or a configuration that cannot be used.
@@ -39,19 +49,22 @@ def run(source: Path, output: Path, config: FilterConfig, options: RunOptions) -
     opened = open_input(source, kinds=("documents",))
     reuse = options.reuse_scores if isinstance(options, FilterOptions) else None
     scores = open_scores(reuse, config) if reuse else None
-    policies = resolve_policies(config)
-    with open_output(output, kind="documents", stage="filter", config=config, inputs=[opened], options=options) as out:
+    models, inputs = open_models(classifiers)
+    policies = resolve_policies(config, models)
+    check_models(models, policies, preset_rules(config.preset))
+    inputs = [opened, *inputs]
+    with open_output(output, kind="documents", stage="filter", config=config, inputs=inputs, options=options) as out:
         if out.finished is not None:
             return out.finished
         describe_policy(config, policies)
         if options.dry_run:
             return _dry_run(opened, config, policies)
-        warm_up()
+        warm_up(models)
         collected = run_passes(out, lambda: units(opened, config), opened.total_bytes, config, policies, scores)
         results = run_units(
             filter_block,
             units(opened, config),
-            BlockContext(config, str(out.root), scores, collected),
+            BlockContext(config, str(out.root), scores, collected, models),
             out,
             phase="filter",
             label="filter",
@@ -69,16 +82,21 @@ def units(source: Input, config: FilterConfig) -> Iterator[Unit]:
         yield Unit(block.name, block, block.input_bytes, content_key(block))
 
 
-def warm_up() -> None:
+def warm_up(models: Models) -> None:
     """Compile the kernels (or load them) before workers start, so that each finds them in the cache."""
     import numpy as np
 
+    from llmctl.text.grams import score_documents
     from llmctl.text.lines import edit_lines
+    from llmctl.text.samples import cut_samples
     from llmctl.text.statistics import Family, document_statistics
 
     data, offsets = np.frombuffer(b"A word.", np.uint8), np.array([0, 7])
     document_statistics(data, offsets, Family.LINES)
     edit_lines(data, offsets, [{"line_end_mark": 1.0}], np.zeros(1, np.int32))
+    cut_samples(data, offsets, 8)
+    if models.classifiers:
+        score_documents(data, offsets, np.zeros(2, np.float32))
 
 
 def describe_policy(config: FilterConfig, policies: Sequence[Policy]) -> None:
