@@ -44,6 +44,13 @@ def case(**changes: Any) -> dict[str, Any]:
     return {**BASE, **changes, "model": model}
 
 
+def reference_of(case: dict[str, Any]) -> dict[str, Any]:
+    """Return the same case for one process of the native engine."""
+    plain = {"engine": "native", "zero_stage": 0, "tp": 1, "pp": 1, "micro_batch_size": 8, "recompute": "none"}
+    split = ("sequence_parallel", "schedule", "virtual_stages")
+    return {**{key: value for key, value in case.items() if key not in split}, **plain}
+
+
 def global_batch(step: int, size: int, vocab_size: int) -> dict[str, Any]:
     """Return the whole batch of a step: several documents a row, and rows with very different numbers of labels."""
     import torch
@@ -79,7 +86,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     from llmctl.training.models import build_model
 
     case = dict(case)
-    save, load, steps, first = (case.pop(key, None) for key in ("save", "load", "run_steps", "first_step"))
+    save, load, steps, first, lr = (case.pop(key, None) for key in ("save", "load", "run_steps", "first_step", "lr"))
     config = build(PretrainConfig, case)
     world = connect(config)
     engine = make_engine(build_model(config.model, config, world), config, world)
@@ -92,7 +99,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         whole = global_batch(step, config.global_batch_size, config.model.vocab_size)
         starts = range(world.dp_rank * share, (world.dp_rank + 1) * share, micro)
         batches = [{name: tensor[start : start + micro] for name, tensor in whole.items()} for start in starts]
-        report = engine.step(batches, NextTokenLoss(), LR[config.optimizer])
+        report = engine.step(batches, NextTokenLoss(), lr or LR[config.optimizer])
         losses.append(report.loss)
         norms.append(report.grad_norm)
     evaluated = engine.evaluate(batches, NextTokenLoss()).loss
@@ -121,7 +128,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def run_cases(world_size: int, cases: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+def run_cases(world_size: int, cases: list[dict[str, Any]], folder: Path, timeout: float = 600) -> list[dict[str, Any]]:
     """Run cases in `world_size` processes and return process 0's results."""
     (folder / "cases.json").write_text(json.dumps(cases))
     processes = []
@@ -142,7 +149,7 @@ def run_cases(world_size: int, cases: list[dict[str, Any]], folder: Path) -> lis
         )
     try:
         for process in processes:
-            process.wait(timeout=600)
+            process.wait(timeout=timeout)
     finally:
         for process in processes:
             process.kill()

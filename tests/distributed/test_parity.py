@@ -63,12 +63,6 @@ EIGHT = {
 }
 
 
-def reference_of(case: dict) -> dict:
-    """Return the same case for one process of the native engine."""
-    plain = {"engine": "native", "zero_stage": 0, "tp": 1, "pp": 1, "micro_batch_size": 8, "recompute": "none"}
-    return {**case, **plain}
-
-
 @pytest.fixture(scope="module")
 def references():
     """One-process results by case, each computed once."""
@@ -80,7 +74,7 @@ def references():
     known: dict[str, dict] = {}
 
     def find(case: dict) -> dict:
-        plain = reference_of(case)
+        plain = harness.reference_of(case)
         key = json.dumps(plain, sort_keys=True)
         if key not in known:
             known[key] = harness.run_case(plain)

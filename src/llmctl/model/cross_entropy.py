@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from llmctl.model.layers import ALONE, TensorGroup
+from llmctl.model.collectives import ALONE, TensorGroup, all_reduce
 
 IGNORE_INDEX = -100
 # Logits of one chunk, in elements: 32 MB in float32.
@@ -38,7 +38,7 @@ def _negative_log_likelihood(
         logits[:, logits.shape[1] - padding :] = -torch.inf
     maximum = logits.amax(1)
     if group.size > 1:
-        dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=group.group)
+        all_reduce(maximum, group, dist.ReduceOp.MAX)
     logits -= maximum.unsqueeze(1)
     local = labels - start
     ours = (local >= 0) & (local < logits.shape[1])
@@ -48,7 +48,7 @@ def _negative_log_likelihood(
     total = exponentials.sum(1)
     if group.size > 1:
         both = torch.stack((total, target))
-        dist.all_reduce(both, group=group.group)
+        all_reduce(both, group)
         total, target = both[0], both[1]
     return total.log() - target, exponentials.div_(total.unsqueeze(1)), local, ours
 
@@ -101,7 +101,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if grad_hidden is not None:
             grad_hidden = grad_hidden * scale.to(grad_hidden.dtype)
             if ctx.group.size > 1:
-                dist.all_reduce(grad_hidden, group=ctx.group.group)
+                all_reduce(grad_hidden, ctx.group)
         if grad_weight is not None:
             grad_weight = grad_weight * scale.to(grad_weight.dtype)
         return grad_hidden, grad_weight, None, None, None, None, None

@@ -1,4 +1,4 @@
-"""Linear and embedding layers, whole or split over a tensor-parallel group, and their collectives.
+"""Linear and embedding layers, whole or split over a tensor-parallel group.
 
 Column-parallel layers split their output, row-parallel ones their input (Shoeybi et al. 2019, §3). Every parameter
 knows its full shape and which dimension is split, so that initial values, the gradient norm and checkpoints do not
@@ -8,70 +8,16 @@ depend on the layout.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
+from llmctl.model.collectives import ALONE, TensorGroup, copy_to_group, out_of_split
+from llmctl.model.deferred import WeightGradients, deferred_linear
 from llmctl.model.initialization import normal_slice
 
-
-@dataclass(frozen=True)
-class TensorGroup:
-    """The tensor-parallel group of this process: `size` processes, of which this is number `rank`."""
-
-    size: int = 1
-    rank: int = 0
-    group: Any = None
-
-    def share(self, total: int) -> range:
-        """Return which of `total` rows (heads, features) this process holds; `total` is a multiple of `size`."""
-        each = total // self.size
-        return range(self.rank * each, (self.rank + 1) * each)
-
-
-ALONE = TensorGroup()
-
-
-class _CopyToGroup(torch.autograd.Function):
-    """Identity forward, sum over the group backward: the input of a column-parallel layer."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        gradient = gradients[0].contiguous()
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None
-
-
-class _SumOverGroup(torch.autograd.Function):
-    """Sum over the group forward, identity backward: the output of a row-parallel layer."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: Any) -> torch.Tensor:
-        total = tensor.contiguous().clone()
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0], None
-
-
-def copy_to_group(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Hand a replicated tensor to split layers; its gradient is summed over the group."""
-    return tensor if group.size == 1 else _CopyToGroup.apply(tensor, group.group)
-
-
-def sum_over_group(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
-    """Add the partial results of split layers; the gradient passes unchanged."""
-    return tensor if group.size == 1 else _SumOverGroup.apply(tensor, group.group)
+__all__ = ["ALONE", "ColumnLinear", "Embedding", "RMSNorm", "RowLinear", "Shard", "TensorGroup", "shard_of"]
 
 
 @dataclass(frozen=True)
@@ -121,7 +67,8 @@ class RMSNorm(nn.Module):
     """Scale by the root mean square (Zhang & Sennrich 2019), computed in at least float32.
 
     Args:
-        group: set where each process normalises only its own heads, so that the weight's gradient is partial.
+        group: set where each process normalises only its own heads or positions, so that the weight's gradient is
+            partial.
     """
 
     def __init__(self, width: int, eps: float, group: TensorGroup = ALONE) -> None:
@@ -137,7 +84,13 @@ class RMSNorm(nn.Module):
 
 
 class ColumnLinear(nn.Module):
-    """A linear layer whose output features are split over the group; the caller has called `copy_to_group`."""
+    """A linear layer whose output features are split over the group; the caller has called `into_split`.
+
+    Attributes:
+        deferred: set by a pipeline that computes weight gradients later.
+    """
+
+    deferred: WeightGradients | None = None
 
     def __init__(self, inputs: int, outputs: int, std: float, group: TensorGroup = ALONE, bias: bool = False) -> None:
         super().__init__()
@@ -147,11 +100,19 @@ class ColumnLinear(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [..., inputs] to this process's [..., outputs / group size]."""
+        if self.deferred is not None and torch.is_grad_enabled():
+            return deferred_linear(hidden, self.weight, self.bias, self.deferred)
         return F.linear(hidden, self.weight, self.bias)
 
 
 class RowLinear(nn.Module):
-    """A linear layer whose input features are split over the group; the output is whole again."""
+    """A linear layer whose input features are split over the group; the output is whole again.
+
+    Attributes:
+        deferred: set by a pipeline that computes weight gradients later.
+    """
+
+    deferred: WeightGradients | None = None
 
     def __init__(self, inputs: int, outputs: int, std: float, group: TensorGroup = ALONE) -> None:
         super().__init__()
@@ -161,7 +122,9 @@ class RowLinear(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map this process's [..., inputs / group size] to [..., outputs]."""
-        return sum_over_group(F.linear(hidden, self.weight), self.group)
+        if self.deferred is not None and torch.is_grad_enabled():
+            return out_of_split(deferred_linear(hidden, self.weight, None, self.deferred), self.group)
+        return out_of_split(F.linear(hidden, self.weight), self.group)
 
 
 def padded_vocabulary(vocab_size: int, group: TensorGroup) -> int:
@@ -185,4 +148,4 @@ class Embedding(nn.Module):
         local = ids - self.start
         outside = (local < 0) | (local >= self.rows)
         embedded = F.embedding(local.masked_fill(outside, 0), self.weight)
-        return sum_over_group(embedded.masked_fill(outside.unsqueeze(-1), 0.0), self.group)
+        return out_of_split(embedded.masked_fill(outside.unsqueeze(-1), 0.0), self.group)

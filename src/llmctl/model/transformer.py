@@ -8,7 +8,7 @@ stage of a pipeline (`layers`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +16,13 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 
+from llmctl.errors import UserError
 from llmctl.model.cache import KVCache
+from llmctl.model.collectives import ALONE, TensorGroup, copy_to_group, into_split, join_positions, saving_shards
 from llmctl.model.config import ModelConfig
 from llmctl.model.cross_entropy import chunked_cross_entropy
 from llmctl.model.dropout import residual_dropout
-from llmctl.model.layers import ALONE, ColumnLinear, Embedding, RMSNorm, RowLinear, TensorGroup, copy_to_group, shard_of
+from llmctl.model.layers import ColumnLinear, Embedding, RMSNorm, RowLinear, shard_of
 from llmctl.model.rope import rope_angles, rope_frequencies, rotate
 
 
@@ -33,6 +35,9 @@ class Positions:
         mask: bool [batch, 1, queries, keys], True where a query may look; None means causal.
         cache: keys and values of earlier positions.
         dropout_keys: int64 [batch], one number per sample; None switches dropout off.
+        first_position: number of the first position of this process's hidden states (sequence parallelism).
+        recompute: which activations are computed again in the backward pass: ``none``, ``selective`` (what attention
+            computes from queries, keys and values) or ``full`` (whole layers).
     """
 
     cos: torch.Tensor
@@ -40,6 +45,8 @@ class Positions:
     mask: torch.Tensor | None = None
     cache: KVCache | None = None
     dropout_keys: torch.Tensor | None = None
+    first_position: int = 0
+    recompute: str = "none"
 
 
 class Attention(nn.Module):
@@ -59,19 +66,31 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(head, config.norm_eps, group) if config.qk_norm else None
 
     def forward(self, hidden: torch.Tensor, positions: Positions) -> torch.Tensor:
-        """Map [batch, queries, width] to the same shape."""
+        """Map [batch, queries, width] to the same shape (with sequence parallelism: this process's positions)."""
+        hidden = into_split(hidden, self.group)
         batch, length, _ = hidden.shape
-        hidden = copy_to_group(hidden, self.group)
-        queries = self.q_proj(hidden).view(batch, length, self.heads, self.head_size)
-        keys = self.k_proj(hidden).view(batch, length, self.kv_heads, self.head_size)
-        values = self.v_proj(hidden).view(batch, length, self.kv_heads, self.head_size).transpose(1, 2)
+        with saving_shards(hidden, self.group, positions.recompute != "full"):
+            queries = self.q_proj(hidden).view(batch, length, self.heads, self.head_size)
+            keys = self.k_proj(hidden).view(batch, length, self.kv_heads, self.head_size)
+            values = self.v_proj(hidden).view(batch, length, self.kv_heads, self.head_size).transpose(1, 2)
+        if positions.recompute == "selective" and positions.cache is None:
+            attended = _again(self._attend, queries, keys, values, positions)
+        else:
+            attended = self._attend(queries, keys, values, positions)
+        out: torch.Tensor = self.o_proj(attended.transpose(1, 2).reshape(batch, length, -1))
+        return out
+
+    def _attend(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: Positions
+    ) -> torch.Tensor:
+        """Return [batch, heads, queries, head_size]."""
         if self.q_norm is not None and self.k_norm is not None:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         queries = rotate(queries.transpose(1, 2), positions.cos, positions.sin)
         keys = rotate(keys.transpose(1, 2), positions.cos, positions.sin)
         if positions.cache is not None:
             keys, values = positions.cache.update(self.layer, keys.to(values.dtype), values)
-        attended = F.scaled_dot_product_attention(
+        return F.scaled_dot_product_attention(
             queries.to(values.dtype),
             keys.to(values.dtype),
             values,
@@ -79,8 +98,6 @@ class Attention(nn.Module):
             is_causal=positions.mask is None,
             enable_gqa=self.heads != self.kv_heads,
         )
-        out: torch.Tensor = self.o_proj(attended.transpose(1, 2).reshape(batch, length, -1))
-        return out
 
 
 class FeedForward(nn.Module):
@@ -94,10 +111,12 @@ class FeedForward(nn.Module):
         self.up_proj = ColumnLinear(width, inner, config.init_std, group)
         self.down_proj = RowLinear(inner, width, config.init_std / (2 * config.num_layers) ** 0.5, group)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map [..., width] to the same shape."""
-        hidden = copy_to_group(hidden, self.group)
-        out: torch.Tensor = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+    def forward(self, hidden: torch.Tensor, recompute: str = "none") -> torch.Tensor:
+        """Map [batch, positions, width] to the same shape."""
+        hidden = into_split(hidden, self.group)
+        with saving_shards(hidden, self.group, recompute != "full"):
+            gate, up = self.gate_proj(hidden), self.up_proj(hidden)
+        out: torch.Tensor = self.down_proj(F.silu(gate) * up)
         return out
 
 
@@ -107,18 +126,19 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, group: TensorGroup) -> None:
         super().__init__()
         self.layer, self.dropout = layer, config.dropout
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        over = group if group.splits_sequence else ALONE
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps, over)
         self.self_attn = Attention(config, layer, group)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps, over)
         self.mlp = FeedForward(config, group)
 
     def forward(self, hidden: torch.Tensor, positions: Positions) -> torch.Tensor:
         """Map [batch, positions, width] to the same shape."""
-        keys = positions.dropout_keys
+        keys, first, site = positions.dropout_keys, positions.first_position, 2 * self.layer
         attended = self.self_attn(self.input_layernorm(hidden), positions)
-        hidden = hidden + residual_dropout(attended, keys, 2 * self.layer, self.dropout)
-        fed = self.mlp(self.post_attention_layernorm(hidden))
-        return hidden + residual_dropout(fed, keys, 2 * self.layer + 1, self.dropout)
+        hidden = hidden + residual_dropout(attended, keys, site, self.dropout, first)
+        fed = self.mlp(self.post_attention_layernorm(hidden), positions.recompute)
+        return hidden + residual_dropout(fed, keys, site + 1, self.dropout, first)
 
 
 class Head(nn.Module):
@@ -148,8 +168,13 @@ class Transformer(nn.Module):
     Args:
         config: the shape; `vocab_size` must be set.
         group: the tensor-parallel group.
-        layers: the layers of this pipeline stage; the first stage has the embedding, the last the head.
+        layers: the layers of this pipeline stage, or of each of its virtual stages; the first stage of all has the
+            embedding, the last the head.
         seed: of the initial values; None leaves them uninitialised, to be loaded.
+
+    Attributes:
+        chunk: number of the virtual stage that `forward` computes.
+        recompute: see `Positions`.
     """
 
     def __init__(
@@ -157,21 +182,25 @@ class Transformer(nn.Module):
         config: ModelConfig,
         *,
         group: TensorGroup = ALONE,
-        layers: range | None = None,
+        layers: range | Sequence[range] | None = None,
         seed: int | None = 0,
     ) -> None:
         super().__init__()
         self.config, self.group = config, group
         layers = range(config.num_layers) if layers is None else layers
-        self.is_first, self.is_last = layers.start == 0, layers.stop == config.num_layers
-        self.checkpoint_layers = False
+        self.chunks = (layers,) if isinstance(layers, range) else tuple(layers)
+        self.chunk, self.recompute = 0, "none"
+        self.is_first, self.is_last = self.chunks[0].start == 0, self.chunks[-1].stop == config.num_layers
         tied = config.tied_embeddings
         self.embed_tokens = None
         if self.is_first or (self.is_last and tied):
             self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, config.init_std, group)
         # Keys are global layer numbers, so that names do not depend on the stage.
-        self.layers = nn.ModuleDict({str(layer): DecoderLayer(config, layer, group) for layer in layers})
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps) if self.is_last else None
+        self.layers = nn.ModuleDict(
+            {str(layer): DecoderLayer(config, layer, group) for chunk in self.chunks for layer in chunk}
+        )
+        over = group if group.splits_sequence else ALONE
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, over) if self.is_last else None
         self.lm_head = None
         if self.is_last:
             shared = self.embed_tokens.weight if tied and self.embed_tokens is not None else None
@@ -218,26 +247,39 @@ class Transformer(nn.Module):
             cache: earlier keys and values; the new ones are added.
             dropout_keys: int64 [batch], one number per sample; None switches dropout off.
         """
+        mine = self.chunks[self.chunk]
+        is_first, is_last = mine.start == 0, mine.stop == self.config.num_layers
+        hidden = input_ids
+        if is_first and self.embed_tokens is not None:
+            if self.group.splits_sequence and input_ids.shape[1] % self.group.size:
+                raise UserError(
+                    f"{input_ids.shape[1]} positions cannot be split over tp {self.group.size}",
+                    "switch sequence_parallel off, or take a seq_len that divides",
+                )
+            hidden = self.embed_tokens(input_ids)
+        length = hidden.shape[1] * (self.group.size if self.group.splits_sequence else 1)
         past = cache.length if cache is not None else 0
-        length = input_ids.shape[1]
         if position_ids is None:
             position_ids = _count_positions(attention_mask, past, length, input_ids.device)
-        hidden = self.embed_tokens(input_ids) if self.is_first and self.embed_tokens is not None else input_ids
-        dtype = hidden.dtype
-        cos, sin = rope_angles(self.frequencies, position_ids, dtype)
-        mask = attention_pattern(length, past, document_ids, attention_mask, input_ids.device)
-        positions = Positions(cos, sin, mask, cache, dropout_keys if self.training else None)
-        for layer in self.layers.values():
-            if self.checkpoint_layers and self.training and torch.is_grad_enabled():
-                # preserve_rng_state: dropout here does not read the generator.
-                hidden = torch.utils.checkpoint.checkpoint(
-                    layer, hidden, positions, use_reentrant=False, preserve_rng_state=False
-                )
-            else:
-                hidden = layer(hidden, positions)
+        cos, sin = rope_angles(self.frequencies, position_ids, hidden.dtype)
+        recompute = self.recompute if self.training and torch.is_grad_enabled() else "none"
+        positions = Positions(
+            cos,
+            sin,
+            attention_pattern(length, past, document_ids, attention_mask, input_ids.device),
+            cache,
+            dropout_keys if self.training else None,
+            self.group.rank * hidden.shape[1] if self.group.splits_sequence else 0,
+            recompute,
+        )
+        for number in mine:
+            layer = self.layers[str(number)]
+            hidden = _again(layer, hidden, positions) if recompute == "full" else layer(hidden, positions)
         if cache is not None:
             cache.advance(length)
-        return self.norm(hidden) if self.norm is not None else hidden
+        if not is_last or self.norm is None:
+            return hidden
+        return join_positions(self.norm(hidden), self.group)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [..., vocabulary] of hidden states [..., width] (this process's columns if split)."""
@@ -253,6 +295,15 @@ class Transformer(nn.Module):
         assert self.lm_head is not None
         out: torch.Tensor = self.lm_head(hidden, labels)
         return out
+
+
+def _again(function: Any, *arguments: Any) -> torch.Tensor:
+    """Call a function whose activations are computed again in the backward pass."""
+    # preserve_rng_state: dropout here does not read the generator.
+    out: torch.Tensor = torch.utils.checkpoint.checkpoint(
+        function, *arguments, use_reentrant=False, preserve_rng_state=False
+    )
+    return out
 
 
 def _count_positions(attention_mask: torch.Tensor | None, past: int, length: int, device: torch.device) -> torch.Tensor:

@@ -74,9 +74,16 @@ class TrainingConfig:
     ] = "bf16"
     export_precision: Annotated[Literal["fp32", "bf16"], Opt("Type of the weights in `model/`.")] = "fp32"
     recompute: Annotated[
-        Literal["none", "full"],
-        Opt("Activation checkpointing: keep each layer's input only and compute the rest again.", identity=False),
+        Literal["none", "selective", "full"],
+        Opt(
+            "Activation checkpointing: `selective` computes the attention core again, `full` keeps each layer's input "
+            "only.",
+            identity=False,
+        ),
     ] = "none"
+    compile: Annotated[
+        bool, Opt("Compile each layer with torch.compile (not under tensor parallelism).", identity=False)
+    ] = False
     # -- processes
     device: Annotated[Literal["auto", "cpu", "cuda"], Opt("Where tensors live.", identity=False)] = "auto"
     processes: Annotated[
@@ -96,6 +103,20 @@ class TrainingConfig:
     ] = None
     tp: Annotated[int, Opt("Tensor-parallel processes of a group.", min=1, identity=False)] = 1
     pp: Annotated[int, Opt("Pipeline stages.", min=1, identity=False)] = 1
+    sequence_parallel: Annotated[
+        bool,
+        Opt(
+            "Split norms, dropout and the residual stream along the sequence over the tensor-parallel group.",
+            identity=False,
+        ),
+    ] = False
+    schedule: Annotated[
+        Literal["1f1b", "interleaved", "zb-h1", "zb-h2", "gpipe"],
+        Opt("Pipeline schedule: one forward one backward, virtual stages in turn, zero bubble, GPipe.", identity=False),
+    ] = "1f1b"
+    virtual_stages: Annotated[
+        int, Opt("Virtual stages of a process, for the interleaved schedule.", min=1, identity=False)
+    ] = 1
     zero_stage: Annotated[
         int,
         Opt(
@@ -136,6 +157,14 @@ class TrainingConfig:
         ),
     ] = False
     max_restarts: Annotated[int, Opt("How often `elastic` starts again.", min=0, identity=False)] = 10
+    replica_check_every: Annotated[
+        int,
+        Opt(
+            "Updates between checks that parameters held by several processes are equal to the bit; 0 never checks.",
+            min=0,
+            identity=False,
+        ),
+    ] = 100
     # -- keeping
     checkpoint_every: Annotated[
         int,
@@ -178,6 +207,28 @@ class TrainingConfig:
                 f"the warm-up ends at {self.warmup_fraction:g} of the steps, after the decay begins "
                 f"({self.decay_start_fraction:g})",
                 "make warmup_fraction at most decay_start_fraction",
+            )
+        if (self.schedule == "interleaved") != (self.virtual_stages > 1):
+            raise UserError(
+                f"`schedule` {self.schedule} and `virtual_stages` {self.virtual_stages} do not go together",
+                "use --schedule interleaved with --virtual-stages 2 or more, or neither",
+            )
+        if self.schedule != "1f1b" and self.pp == 1:
+            raise UserError(
+                f"`schedule` {self.schedule} orders the stages of a pipeline, and `pp` is 1", "add --pp 2 or more"
+            )
+        if self.sequence_parallel and self.tp == 1:
+            raise UserError(
+                "`sequence_parallel` splits what tensor parallelism leaves whole, and `tp` is 1", "add --tp 2 or more"
+            )
+        if self.sequence_parallel and self.seq_len % self.tp:
+            raise UserError(
+                f"`seq_len` {self.seq_len} cannot be split over tp {self.tp} for `sequence_parallel`",
+                f"take --seq-len {max(1, self.seq_len // self.tp) * self.tp}",
+            )
+        if self.compile and self.tp > 1:
+            raise UserError(
+                "`compile` cannot look through the collectives of tensor parallelism", "use --tp 1, or leave --compile"
             )
         if self.node_rank >= self.nodes:
             raise UserError(

@@ -172,7 +172,18 @@ def connect(config: TrainingConfig) -> World:
                 group = dist.new_group([ranks[0], ranks[-1]], group_desc="ends")
                 if rank in (ranks[0], ranks[-1]):
                     world.groups["ends"] = group
+            if kind == "cuda":
+                _connect_links(world)
     return world
+
+
+def _connect_links(world: World) -> None:
+    """Make a group for each way of the pipeline's messages: NCCL sends in order, and both ways share no order."""
+    for name in ("forward", "backward", "wrap forward", "wrap backward"):
+        for ranks in world.layout.groups("pp"):
+            group = dist.new_group(ranks, group_desc=name)
+            if world.rank in ranks:
+                world.groups[name] = group
 
 
 def disconnect() -> None:

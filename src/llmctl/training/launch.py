@@ -133,15 +133,16 @@ def check_plan(config: TrainingConfig, processes: int, shape: ModelConfig | None
     """
     from llmctl.training.distributed import resolve_device
     from llmctl.training.engines.choose import choose_engine
-    from llmctl.training.layout import layout_for, micro_batch_size
+    from llmctl.training.layout import check_schedule, layout_for, micro_batch_size
 
     layout = layout_for(config, world_size(config, processes))
     choose_engine(config, layout, resolve_device(config))
     micro_batch_size(config, layout.dp)
+    check_schedule(config, layout)
     if shape is not None:
         from llmctl.training.models import check_model_layout
 
-        check_model_layout(shape, layout)
+        check_model_layout(shape, layout, config.virtual_stages)
 
 
 def _gpu_count() -> int:

@@ -118,3 +118,41 @@ def stage_layers(num_layers: int, stages: int, stage: int) -> range:
     base, extra = divmod(num_layers, stages)
     start = stage * base + min(stage, extra)
     return range(start, start + base + (1 if stage < extra else 0))
+
+
+def stage_chunks(num_layers: int, stages: int, stage: int, virtual_stages: int = 1) -> list[range]:
+    """Return the layers of each virtual stage of a process: virtual stage ``chunk·stages + stage`` is chunk `chunk`.
+
+    Raises:
+        UserError: more (virtual) stages than layers.
+    """
+    total = stages * virtual_stages
+    if virtual_stages > 1 and total > num_layers:
+        fitting = num_layers // stages
+        raise UserError(
+            f"`pp` {stages} × `virtual_stages` {virtual_stages} is more than the model's {num_layers} layers",
+            f"use --virtual-stages {fitting}" if fitting > 1 else "use --schedule 1f1b and no virtual stages",
+        )
+    return [stage_layers(num_layers, total, chunk * stages + stage) for chunk in range(virtual_stages)]
+
+
+def check_schedule(config: TrainingConfig, layout: Layout) -> None:
+    """Refuse a pipeline schedule that the number of micro-batches does not fit.
+
+    Raises:
+        UserError: an interleaved schedule takes micro-batches in groups of `pp`.
+    """
+    if config.schedule != "interleaved":
+        return
+    size = micro_batch_size(config, layout.dp)
+    share = config.global_batch_size // layout.dp
+    if share // size % layout.pp:
+        fitting = [each for each in range(1, share + 1) if share % each == 0 and share // each % layout.pp == 0]
+        nearest = min(fitting, key=lambda each: abs(each - size), default=0)
+        unit = size * layout.dp * layout.pp
+        raise UserError(
+            f"the interleaved schedule takes micro-batches in groups of pp {layout.pp}, and a step has {share // size}",
+            f"use --micro-batch-size {nearest}, or --schedule 1f1b"
+            if nearest
+            else f"use --global-batch-size {_nearest_multiples(config.global_batch_size, unit)}, or --schedule 1f1b",
+        )

@@ -11,16 +11,16 @@ from llmctl.model.layers import TensorGroup
 from llmctl.model.transformer import Transformer
 from llmctl.training.config import TrainingConfig
 from llmctl.training.distributed import World
-from llmctl.training.layout import Layout, stage_layers
+from llmctl.training.layout import Layout, stage_chunks
 
 
-def check_model_layout(shape: ModelConfig, layout: Layout) -> None:
+def check_model_layout(shape: ModelConfig, layout: Layout, virtual_stages: int = 1) -> None:
     """Refuse a shape that cannot be split as the layout asks.
 
     Raises:
         UserError: names what does not divide, and the nearest number that does.
     """
-    stage_layers(shape.num_layers, layout.pp, 0)
+    stage_chunks(shape.num_layers, layout.pp, 0, virtual_stages)
     for what, count in (
         ("num_heads", shape.num_heads),
         ("num_kv_heads", shape.kv_heads),
@@ -46,11 +46,11 @@ def build_model(
     Raises:
         UserError: see `check_model_layout` and `load_weights`.
     """
-    check_model_layout(shape, world.layout)
-    group = TensorGroup(world.layout.tp, world.tp_rank, world.groups.get("tp"))
-    layers = stage_layers(shape.num_layers, world.layout.pp, world.pp_rank)
+    check_model_layout(shape, world.layout, config.virtual_stages)
+    group = TensorGroup(world.layout.tp, world.tp_rank, world.groups.get("tp"), config.sequence_parallel)
+    layers = stage_chunks(shape.num_layers, world.layout.pp, world.pp_rank, config.virtual_stages)
     model = Transformer(shape, group=group, layers=layers, seed=None if weights is not None else config.seed)
-    model.checkpoint_layers = config.recompute == "full"
+    model.recompute = config.recompute
     if weights is not None:
         load_weights(model, find_model_folder(weights))
     return model

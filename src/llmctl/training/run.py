@@ -21,7 +21,16 @@ from llmctl.training.distributed import World
 from llmctl.training.engines.base import Engine, Loss, StepReport
 from llmctl.training.heartbeat import PROGRESS
 from llmctl.training.monitor import GradientMonitor
-from llmctl.training.records import EVENTS, METRICS, TENSORBOARD, VALIDATION, JsonLines, TensorBoard, memory_bytes
+from llmctl.training.records import (
+    EVENTS,
+    METRICS,
+    TENSORBOARD,
+    VALIDATION,
+    JsonLines,
+    TensorBoard,
+    memory_bytes,
+    write_host,
+)
 from llmctl.training.schedule import learning_rate
 from llmctl.training.signals import StopRequest, stop_requests
 
@@ -93,6 +102,7 @@ class TrainingRun:
                 self._board = TensorBoard(self.job.root / TENSORBOARD, self.config.tensorboard, self.step + 1)
                 self._progress = console.progress(self.label, self.total_steps, "steps", self.step).__enter__()
             self._events.cut_after(last_kept)
+            write_host(self.job.root / EVENTS, self.world.rank, self.world.device)
         except BaseException:
             self.__exit__()
             raise
@@ -192,7 +202,13 @@ class TrainingRun:
             **seconds,
         }
         self._checkpoint_s = 0.0
-        self._events.write({"step": step, "time": time.time(), **times})
+        traffic = {f"{group}_bytes": size for group, size in report.sent_bytes.items()}
+        traffic |= {f"{group}_wait_s": value for group, value in report.waited_s.items()}
+        traffic["communication_bytes"] = sum(report.sent_bytes.values())
+        self._events.write(
+            {"step": step, "time": time.time(), "pp_rank": self.world.pp_rank, "tp_rank": self.world.tp_rank}
+            | {"dp_rank": self.world.dp_rank, **times, **traffic}
+        )
         if self.world.is_main:
             line = {
                 "step": step,

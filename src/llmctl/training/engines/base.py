@@ -57,6 +57,8 @@ class StepReport:
         seconds: time of this process by phase: `forward`, `backward`, `communication`, `update`.
         skipped: the update was left out, because the gradient was not finite.
         lr: the learning rate of the update.
+        sent_bytes: bytes that this process sent, by group (``tp``, ``dp``, ``pp``, ``ends``), as a ring sends them.
+        waited_s: time of this process in blocking communication, by group.
     """
 
     loss: float
@@ -66,6 +68,8 @@ class StepReport:
     seconds: dict[str, float] = field(default_factory=dict)
     skipped: bool = False
     lr: float = 0.0
+    sent_bytes: dict[str, float] = field(default_factory=dict)
+    waited_s: dict[str, float] = field(default_factory=dict)
 
 
 class Engine(Protocol):

@@ -23,6 +23,8 @@ def choose_engine(config: TrainingConfig, layout: Layout, device: str) -> tuple[
     Raises:
         UserError: the combination works in no engine, or not in the one asked for; the hint names what does.
     """
+    if config.compile:
+        _check_compiler(device)
     native_problem = _native_problem(config, layout)
     deepspeed_problem = _deepspeed_problem(config, layout, device)
     if config.engine == "native" and native_problem:
@@ -43,28 +45,46 @@ def choose_engine(config: TrainingConfig, layout: Layout, device: str) -> tuple[
     return "deepspeed", "data parallel without tensor or pipeline parallelism"
 
 
+def _check_compiler(device: str) -> None:
+    import os
+    import shutil
+
+    if device == "cpu" and not any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++")):
+        raise UserError("`compile` needs a C++ compiler, and there is none", "install g++, or leave --compile")
+
+
 def _native_problem(config: TrainingConfig, layout: Layout) -> tuple[str, str] | None:
-    if config.zero_stage and (layout.tp > 1 or layout.pp > 1):
+    stage = config.zero_stage
+    if stage >= 2 and (layout.tp > 1 or layout.pp > 1):
         return (
-            f"ZeRO stage {config.zero_stage} together with tp {layout.tp} and pp {layout.pp} is not available",
-            f"use --zero-stage 0, or --tp 1 --pp 1 with --zero-stage {config.zero_stage}",
+            f"ZeRO stage {stage} together with tp {layout.tp} and pp {layout.pp} is not available",
+            f"use --zero-stage 1, or --tp 1 --pp 1 with --zero-stage {stage}",
         )
-    if config.zero_stage and layout.dp > 1:
-        return f"ZeRO stage {config.zero_stage} is DeepSpeed's", "use --engine deepspeed, or --zero-stage 0"
+    if stage >= 2 and layout.dp > 1:
+        return f"ZeRO stage {stage} is DeepSpeed's", "use --engine deepspeed, or --zero-stage 1"
     return None
 
 
 def _deepspeed_problem(config: TrainingConfig, layout: Layout, device: str) -> tuple[str, str] | None:
     if layout.tp > 1 or layout.pp > 1:
-        return "tensor and pipeline parallelism are the native engine's", "use --engine native, or --tp 1 --pp 1"
+        native = "--zero-stage 1" if config.zero_stage >= 2 else "the same layout"
+        return (
+            "tensor and pipeline parallelism are the native engine's",
+            f"use --engine native with {native}, or --tp 1 --pp 1",
+        )
     if config.precision == "fp64":
         return "fp64 is the native engine's", "use --engine native, or --precision fp32"
     if config.precision == "fp16" and device == "cpu":
         return "DeepSpeed has no fp16 on the CPU", "use --precision bf16, or --engine native"
+    if config.compile and config.zero_stage == 3:
+        return (
+            "compiled layers cannot have their weights gathered by ZeRO stage 3",
+            "use --zero-stage 2, or leave --compile",
+        )
     if config.optimizer == "lamb" and config.zero_stage:
         return (
-            "LAMB needs whole parameters, and ZeRO splits them",
-            "use --zero-stage 0, or --optimizer adamw",
+            "LAMB needs the norms of whole parameters, and DeepSpeed's ZeRO splits them",
+            "use --engine native with --zero-stage 1, or --optimizer adamw",
         )
     return None
 

@@ -86,3 +86,12 @@ def check_stored(stored: StoredTensors, name: str, shape: tuple[int, ...]) -> No
 def move_module(module: nn.Module, precision: str, device: torch.device) -> nn.Module:
     """Put a module on the device with master weights in float32 (float64 for fp64)."""
     return module.to(device=device, dtype=torch.float64 if precision == "fp64" else torch.float32)
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Compile each decoder layer by itself; the first step takes the time of compiling one."""
+    from llmctl.model.transformer import DecoderLayer
+
+    for module in model.modules():
+        if isinstance(module, DecoderLayer):
+            module.compile()

@@ -1,13 +1,11 @@
-"""Pipeline parallelism: one forward, one backward (1F1B; Narayanan et al. 2021, §2.2).
+"""Pipeline parallelism: runs the operations that a schedule gives this process (`schedules.py`).
 
-A stage runs ahead by as many micro-batches as there are stages after it, then alternates, so that it never keeps the
-activations of more than that many. Every stage reads the same micro-batches; only hidden states and their gradients
-travel. Works with fewer micro-batches than stages.
+Every stage reads the same micro-batches; only hidden states and their gradients travel. Sends never wait; the receive
+of the next operation is posted before the present one computes. Works with fewer micro-batches than stages.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,30 +13,40 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from llmctl.model.collectives import TRAFFIC
+from llmctl.model.deferred import WeightGradients
+from llmctl.model.layers import ColumnLinear, RowLinear
 from llmctl.training.distributed import World
 from llmctl.training.engines.base import Loss, LossOutput
 from llmctl.training.engines.common import Batch, Phases, autocast, to_device
+from llmctl.training.engines.schedules import Operation, orders_of
 
 # What a layer needs beside the hidden states; every stage takes it from the batch.
 SIDE_INPUTS = ("position_ids", "document_ids", "attention_mask", "dropout_keys")
 
 
 class Pipeline:
-    """The stages of one replica, seen from one of them.
+    """The stages of one replica, seen from one process.
 
     Args:
-        model: this process's part of a `Transformer`.
-        dtype: of the hidden states that travel (the residual stream stays wide under autocast).
+        model: this process's part of a `Transformer`: one stage, or several virtual ones.
+        schedule: see `schedules.SCHEDULES`.
     """
 
-    def __init__(self, model: nn.Module, world: World, precision: str) -> None:
-        self.model, self.world, self.precision = model, world, precision
+    def __init__(self, model: nn.Module, world: World, precision: str, schedule: str = "1f1b") -> None:
+        self.model: Any = model
+        self.world, self.precision, self.schedule = world, precision, schedule
+        # The residual stream stays wide under autocast.
         self.dtype = torch.float64 if precision == "fp64" else torch.float32
         self.stage, self.stages = world.pp_rank, world.layout.pp
-        self.is_first, self.is_last = self.stage == 0, self.stage == self.stages - 1
-        where = world.layout.coordinates(world.rank)
-        self._before = None if self.is_first else world.layout.rank_of(where[0], where[1], self.stage - 1)
-        self._after = None if self.is_last else world.layout.rank_of(where[0], where[1], self.stage + 1)
+        chunks: Any = model.chunks
+        self.chunks = len(chunks)
+        self._deferred: WeightGradients | None = None
+        if schedule.startswith("zb"):
+            self._deferred = WeightGradients()
+            for module in model.modules():
+                if isinstance(module, (ColumnLinear, RowLinear)):
+                    module.deferred = self._deferred
 
     def train(
         self, micro_batches: Sequence[Batch], loss: Loss, scale: float, phases: Phases
@@ -51,100 +59,163 @@ class Pipeline:
         Returns:
             The summed loss and metrics; zero and empty but on the last stage.
         """
-        batches = [to_device(batch, self.world.device) for batch in micro_batches]
-        sums = _Sums(self.world.device)
-        waiting: deque[tuple[torch.Tensor | None, torch.Tensor]] = deque()
-        ahead = min(self.stages - self.stage - 1, len(batches))
-        for batch in batches[:ahead]:
-            hidden = self._exchange(phases, receive_before=batch)
-            output = self._forward(batch, hidden, loss, scale, sums, phases)
-            self._exchange(phases, send_after=output)
-            waiting.append((hidden, output))
-        steady = batches[ahead:]
-        hidden = self._exchange(phases, receive_before=steady[0]) if steady else None
-        for number, batch in enumerate(steady):
-            output = self._forward(batch, hidden, loss, scale, sums, phases)
-            waiting.append((hidden, output))
-            oldest = batches[number]
-            gradient = self._exchange(phases, send_after=output, receive_after=oldest)
-            upstream = self._backward(*waiting.popleft(), gradient, phases)
-            following = steady[number + 1] if number + 1 < len(steady) else None
-            hidden = self._exchange(phases, send_before=upstream, receive_before=following)
-        for batch in batches[len(steady) :]:
-            gradient = self._exchange(phases, receive_after=batch)
-            upstream = self._backward(*waiting.popleft(), gradient, phases)
-            self._exchange(phases, send_before=upstream)
-        return sums.total, sums.metrics
+        order = orders_of(self.schedule, self.stages, len(micro_batches), self.chunks)[self.stage]
+        return self._run(order, micro_batches, loss, scale, phases)
 
     def evaluate(
         self, micro_batches: Sequence[Batch], loss: Loss, phases: Phases
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Run forward passes only; returns as `train` does."""
+        count = len(micro_batches)
+        order = [
+            Operation("F", number, chunk)
+            for first in range(0, count, self.stages)
+            for chunk in range(self.chunks)
+            for number in range(first, min(first + self.stages, count))
+        ]
+        return self._run(order, micro_batches, loss, 1.0, phases)
+
+    def _run(
+        self, order: Sequence[Operation], micro_batches: Sequence[Batch], loss: Loss, scale: float, phases: Phases
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        batches = [to_device(batch, self.world.device) for batch in micro_batches]
+        links = _Links(self, batches, phases)
         sums = _Sums(self.world.device)
-        for raw in micro_batches:
-            batch = to_device(raw, self.world.device)
-            hidden = self._exchange(phases, receive_before=batch)
-            output = self._forward(batch, hidden, loss, 1.0, sums, phases)
-            self._exchange(phases, send_after=output)
+        live: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = {}
+        for number, operation in enumerate(order):
+            links.expect(operation)
+            if number + 1 < len(order):
+                links.expect(order[number + 1])
+            kind, micro_batch, chunk = operation
+            key = (micro_batch, chunk)
+            if kind == "W":
+                assert self._deferred is not None
+                with phases.measure("backward"):
+                    self._deferred.compute()
+                continue
+            received = links.receive(operation)
+            if kind == "F":
+                if received is not None and torch.is_grad_enabled():
+                    received.requires_grad_(True)
+                output = self._forward(batches[micro_batch], chunk, received, loss, scale, sums, phases)
+                links.send(operation, output.detach())
+                if torch.is_grad_enabled():
+                    live[key] = (received, output)
+                continue
+            hidden, output = live.pop(key)
+            if self._deferred is not None:
+                self._deferred.begin()
+            with phases.measure("backward"):
+                torch.autograd.backward(output, received)
+            if hidden is not None:  # a stage without trained weights has no gradient, and the one before it waits
+                links.send(operation, hidden.grad if hidden.grad is not None else torch.zeros_like(hidden))
+        links.close()
         return sums.total, sums.metrics
 
     def _forward(
-        self, batch: Batch, hidden: torch.Tensor | None, loss: Loss, scale: float, sums: _Sums, phases: Phases
+        self,
+        batch: Batch,
+        chunk: int,
+        hidden: torch.Tensor | None,
+        loss: Loss,
+        scale: float,
+        sums: _Sums,
+        phases: Phases,
     ) -> torch.Tensor:
-        """Return the hidden states for the next stage, or on the last one the scaled loss."""
+        """Return the hidden states for the next virtual stage, or on the last one the scaled loss."""
+        self.model.chunk = chunk
         with phases.measure("forward"), autocast(self.precision, self.world.device):
             inputs = batch["input_ids"] if hidden is None else hidden
-            if self.is_last:
+            if self.virtual(chunk) == self.stages * self.chunks - 1:
                 output = loss(self.model, {**batch, "input_ids": inputs})
                 sums.add(output)
                 return output.total * scale
             sent: torch.Tensor = self.model(inputs, **{name: batch[name] for name in SIDE_INPUTS if name in batch})
             return sent.to(self.dtype)
 
-    def _backward(
-        self, hidden: torch.Tensor | None, output: torch.Tensor, gradient: torch.Tensor | None, phases: Phases
-    ) -> torch.Tensor | None:
-        """Return the gradient of the hidden states that came in (None on the first stage)."""
-        with phases.measure("backward"):
-            torch.autograd.backward(output, gradient)
-        return None if hidden is None else hidden.grad
+    def virtual(self, chunk: int) -> int:
+        """Return the number of a chunk's virtual stage."""
+        return chunk * self.stages + self.stage
 
-    def _shape(self, batch: Batch) -> tuple[int, int, int]:
+    def hidden_shape(self, batch: Batch) -> tuple[int, int, int]:
+        """Return the shape of what travels between stages."""
         rows, length = batch["labels"].shape
-        return rows, length, int(self.model.config.hidden_size)  # type: ignore[union-attr, arg-type]
+        group = self.model.group
+        return rows, length // (group.size if group.splits_sequence else 1), int(self.model.config.hidden_size)
 
-    def _exchange(
-        self,
-        phases: Phases,
-        *,
-        send_after: torch.Tensor | None = None,
-        receive_after: Batch | None = None,
-        send_before: torch.Tensor | None = None,
-        receive_before: Batch | None = None,
-    ) -> torch.Tensor | None:
-        """Send to and receive from neighbours at once, so that two stages never wait for each other's send.
 
-        Returns:
-            The tensor received for the given batch: hidden states from before (with a gradient to come), or a gradient
-            from after. None where there is no such neighbour.
+class _Links:
+    """What one process sends to and receives from its neighbours in one pass over the micro-batches."""
+
+    def __init__(self, pipeline: Pipeline, batches: Sequence[Batch], phases: Phases) -> None:
+        self.pipeline, self.batches, self.phases = pipeline, batches, phases
+        self._arriving: dict[Operation, tuple[torch.Tensor, Any]] = {}
+        self._leaving: list[tuple[torch.Tensor, Any]] = []
+
+    def _link(self, operation: Operation, step: int) -> tuple[int, Any, int] | None:
+        """Return (rank, group, tag) of the link over which a message crosses to or from a virtual stage.
+
+        Each direction has its own group where the backend sends in order (NCCL), so that two stages that send to each
+        other never wait for one another; tags tell messages apart where it does not (gloo).
+
+        Args:
+            step: +1 for the virtual stage after this operation's, −1 for the one before.
         """
-        operations: list[dist.P2POp] = []
-        received: torch.Tensor | None = None
-        if send_after is not None and self._after is not None:
-            operations.append(dist.P2POp(dist.isend, send_after.detach().contiguous(), self._after))
-        if send_before is not None and self._before is not None:
-            operations.append(dist.P2POp(dist.isend, send_before.contiguous(), self._before))
-        for batch, neighbour in ((receive_after, self._after), (receive_before, self._before)):
-            if batch is not None and neighbour is not None:
-                received = torch.empty(self._shape(batch), dtype=self.dtype, device=self.world.device)
-                operations.append(dist.P2POp(dist.irecv, received, neighbour))
-        if operations:
-            with phases.measure("communication"):
-                for work in dist.batch_isend_irecv(operations):
-                    work.wait()
-        if received is not None and receive_before is not None and torch.is_grad_enabled():
-            received.requires_grad_(True)
-        return received
+        pipeline = self.pipeline
+        here = pipeline.virtual(operation.chunk)
+        other = here + step
+        if not 0 <= other < pipeline.stages * pipeline.chunks:
+            return None
+        tp, dp, _ = pipeline.world.layout.coordinates(pipeline.world.rank)
+        rank = pipeline.world.layout.rank_of(tp, dp, other % pipeline.stages)
+        # Named by the edge between two virtual stages and the way the message goes.
+        low = min(here, other)
+        forward = operation.kind == "F"
+        wraps = low % pipeline.stages == pipeline.stages - 1
+        name = ("wrap " if wraps else "") + ("forward" if forward else "backward")
+        tag = 1 + 2 * (operation.micro_batch * pipeline.stages * pipeline.chunks + low) + int(forward)
+        return rank, pipeline.world.groups.get(name), tag
+
+    def expect(self, operation: Operation) -> None:
+        """Post the receive of what an operation needs, once."""
+        if operation.kind == "W" or operation in self._arriving:
+            return
+        link = self._link(operation, -1 if operation.kind == "F" else 1)
+        if link is None:
+            return
+        rank, group, tag = link
+        batch = self.batches[operation.micro_batch]
+        tensor = torch.empty(
+            self.pipeline.hidden_shape(batch), dtype=self.pipeline.dtype, device=self.pipeline.world.device
+        )
+        self._arriving[operation] = (tensor, dist.irecv(tensor, rank, group=group, tag=tag))
+
+    def receive(self, operation: Operation) -> torch.Tensor | None:
+        """Return what an operation needs from a neighbour, None if it needs nothing."""
+        if operation not in self._arriving:
+            return None
+        tensor, work = self._arriving.pop(operation)
+        with self.phases.measure("communication"), TRAFFIC.measure("pp", 0):
+            work.wait()
+        return tensor
+
+    def send(self, operation: Operation, tensor: torch.Tensor) -> None:
+        """Send what an operation made to the neighbour that needs it; returns at once."""
+        link = self._link(operation, 1 if operation.kind == "F" else -1)
+        if link is None:
+            return
+        rank, group, tag = link
+        # A tensor stays until it has gone.
+        self._leaving = [(kept, work) for kept, work in self._leaving if not work.is_completed()]
+        tensor = tensor.contiguous()
+        self._leaving.append((tensor, dist.isend(tensor, rank, group=group, tag=tag)))
+        TRAFFIC.add("pp", tensor.numel() * tensor.element_size())
+
+    def close(self) -> None:
+        """Wait until everything has gone."""
+        with self.phases.measure("communication"):
+            for _, work in self._leaving:
+                work.wait()
 
 
 class _Sums:
