@@ -14,6 +14,7 @@ from llmctl.artifacts.accounting import Accounting
 from llmctl.artifacts.documents import DATA_FOLDER, REMOVED_FOLDER, write_invalid, write_parquet
 from llmctl.artifacts.kinds import documents_schema, removed_schema
 from llmctl.artifacts.raw.read import read_block
+from llmctl.filtering.clusters.search import count_usable
 from llmctl.filtering.collection import Collected
 from llmctl.filtering.detections import (
     declared,
@@ -117,6 +118,7 @@ def filter_block(unit: Unit, context: BlockContext) -> UnitResult:
             "unknown": int((~named & ~detected).sum()),
         },
         "reused_scores": stored is not None and reused == len(detectors),
+        "clusters": count_usable(measured.detected, verdicts),
         "fails": {name: int(verdict.failed.sum()) for name, verdict in verdicts.items()},
         "policies": {
             name: int(number) for name, number in zip(sources.dictionary.to_pylist(), policy_numbers, strict=True)

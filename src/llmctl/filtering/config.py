@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from llmctl.artifacts.raw.blocks import ReadOptions
 from llmctl.config.common import RunOptions
 from llmctl.config.schema import Opt
+from llmctl.filtering.clusters.config import ClusterConfig
 from llmctl.filtering.templates.config import TemplateConfig
 
 DEFAULT_PRESET = "general"
@@ -52,12 +53,29 @@ class FilterConfig:
     templates: Annotated[
         Literal["off", "report", "drop"],
         Opt(
-            "Look for template content (documents with one skeleton and varying slots): report the families, or keep only "
-            "the first of each. `template` says what a family is, the rule `template` how many stay."
+            "Look for template content (documents with one skeleton and varying slots): report the families, or keep "
+            "only the first of each. `template` says what a family is, the rule `template` how many stay."
         ),
     ] = "off"
     template: Annotated[TemplateConfig, Opt("What a family of template content is.", flag=False)] = field(
         default_factory=TemplateConfig
+    )
+    clusters: Annotated[
+        bool,
+        Opt(
+            "Group the documents by density into kinds, and tell the size, terms and usable share of each cluster, "
+            "without removing any."
+        ),
+    ] = False
+    drop_clusters: Annotated[
+        list[str], Opt("Clusters to remove, by the numbers that `--clusters` prints, such as `3,7`.")
+    ] = field(default_factory=list)
+    min_cluster_usable: Annotated[
+        float | None,
+        Opt("Drop clusters with a lower usable share in the output that --reuse-scores names.", min=0, max=1),
+    ] = None
+    cluster: Annotated[ClusterConfig, Opt("How documents are grouped by density.", flag=False)] = field(
+        default_factory=ClusterConfig
     )
     attributes: Annotated[
         bool, Opt("Write every computed statistic to attributes/, so that other limits can be tried without the text.")

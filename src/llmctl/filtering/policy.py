@@ -85,6 +85,8 @@ def resolve_policies(config: FilterConfig, models: Models | None = None) -> list
     base = _merged(base, _sensitive(config), "pii")
     if config.templates == "drop":
         base = _merged(base, {"template": {}}, "templates")
+    if config.drop_clusters:
+        base = _merged(base, {"cluster": {"drop": list(config.drop_clusters)}}, "drop_clusters")
     default = _merged(base, config.rules, "rules")
     policies = [_policy("*", default, "rules")]
     for pattern, changes in config.sources.items():

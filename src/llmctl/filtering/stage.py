@@ -18,6 +18,7 @@ from llmctl.artifacts.raw.plan import plan_blocks
 from llmctl.artifacts.raw.read import content_key
 from llmctl.config.common import RunOptions
 from llmctl.filtering.block import BlockContext, filter_block
+from llmctl.filtering.clusters.choosing import with_drop_list
 from llmctl.filtering.config import DEFAULT_PRESET, FilterConfig, FilterOptions
 from llmctl.filtering.models import Models, check_models, open_models
 from llmctl.filtering.passes import report_passes, run_passes
@@ -49,6 +50,7 @@ def run(
     opened = open_input(source, kinds=("documents",))
     reuse = options.reuse_scores if isinstance(options, FilterOptions) else None
     scores = open_scores(reuse, config) if reuse else None
+    config = with_drop_list(config, reuse)
     models, inputs = open_models(classifiers)
     policies = resolve_policies(config, models)
     check_models(models, policies, preset_rules(config.preset))
@@ -152,7 +154,7 @@ def finish(
         "policy": {policy.pattern: policy.to_mapping() for policy in policies},
         "policy_by_source": {name: policies[number].pattern for name, number in sorted(policy_numbers.items())},
     }
-    passes, tables = report_passes(out, collected, results)
+    passes, tables = report_passes(out, policies, collected, results)
     manifest = out.finish([*files, *tables], {**statistics, **passes})
     report(statistics)
     accounting.warn()

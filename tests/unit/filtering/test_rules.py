@@ -12,6 +12,7 @@ import pytest
 from llmctl.config.schema import fields_of
 from llmctl.filtering import languages
 from llmctl.filtering.block import measure
+from llmctl.filtering.clusters import search as clusters
 from llmctl.filtering.config import FilterConfig
 from llmctl.filtering.evaluate import Evaluator, Verdict, deciding_rule
 from llmctl.filtering.policy import Policy, preset_names, read_preset, resolve_policies
@@ -21,7 +22,7 @@ from llmctl.filtering.templates import search as templates
 from llmctl.text.lines import ACTIONS
 from llmctl.text.statistics import ALL_COLUMNS
 
-DETECTED = {*languages.COLUMNS, "classifier", *templates.COLUMNS}
+DETECTED = {*languages.COLUMNS, "classifier", *templates.COLUMNS, *clusters.COLUMNS}
 DOCUMENT_RULES = [name for name in rule_names() if not is_line_rule(name)]
 
 # rule → (columns that are the same in all cases, the column that varies, its values under, at and over a limit,
@@ -30,6 +31,7 @@ Case = tuple[dict[str, float], str, tuple[float, float, float], tuple[bool, bool
 TOO_LOW, TOO_HIGH = (True, False, False), (False, False, True)
 LIMITS: dict[str, list[Case]] = {
     "template": [({}, "template_place", (0, 1, 2), TOO_HIGH)],
+    "cluster": [({}, "cluster", (1, 2, 3), (False, False, False))],  # nothing goes unless named; see test_clusters.py
     "language": [({"detected_language": 22}, "language_score", (0.49, 0.5, 0.51), TOO_LOW)],
     "classifier": [],  # the limits are each classifier's; test_classifiers.py has them
     "empty": [({}, "num_words", (0, 1, 2), TOO_LOW)],
