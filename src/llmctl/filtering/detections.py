@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmctl.filtering import languages
+from llmctl.filtering import languages, lexicon
 from llmctl.filtering.classifiers.model import read_classifier
 from llmctl.filtering.rules import CLASSIFIER_PREFIX, load_rule
 from llmctl.filtering.scores import ATTRIBUTES_FOLDER, CONTENT_KEY, StoredScores
@@ -55,6 +55,7 @@ def detectors_for(config: FilterConfig, policies: Sequence[Policy], models: Mode
     if scope != "off":
         found.append(_language_detector(scope))
     found += [_classifier_detector(folder) for folder in models.classifiers]
+    found += [_phrase_detector(rule, policies) for rule in lexicon.phrase_rules(policies)]
     return found
 
 
@@ -81,6 +82,13 @@ def _classifier_detector(folder: ModelFolder) -> Detector:
         return {name: read_classifier(folder.root, folder.fingerprint).probabilities(table.column("text"))}
 
     return Detector(name, folder.fingerprint, (name,), detect)
+
+
+def _phrase_detector(rule: str, policies: Sequence[Policy]) -> Detector:
+    def detect(table: pa.Table) -> Columns:
+        return lexicon.count_listed(table, policies, rule)
+
+    return Detector(rule, lexicon.identity(policies, rule), (load_rule(rule).PHRASES_COLUMN,), detect)
 
 
 def declared(table: pa.Table) -> np.ndarray:

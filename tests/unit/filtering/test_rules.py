@@ -22,7 +22,14 @@ from llmctl.filtering.templates import search as templates
 from llmctl.text.lines import ACTIONS
 from llmctl.text.statistics import ALL_COLUMNS
 
-DETECTED = {*languages.COLUMNS, "classifier", *templates.COLUMNS, *clusters.COLUMNS}
+DETECTED = {
+    *languages.COLUMNS,
+    "classifier",
+    "num_abusive_words",
+    "num_restriction_notices",
+    *templates.COLUMNS,
+    *clusters.COLUMNS,
+}
 DOCUMENT_RULES = [name for name in rule_names() if not is_line_rule(name)]
 
 # rule → (columns that are the same in all cases, the column that varies, its values under, at and over a limit,
@@ -33,6 +40,8 @@ LIMITS: dict[str, list[Case]] = {
     "template": [({}, "template_place", (0, 1, 2), TOO_HIGH)],
     "cluster": [({}, "cluster", (1, 2, 3), (False, False, False))],  # nothing goes unless named; see test_clusters.py
     "language": [({"detected_language": 22}, "language_score", (0.49, 0.5, 0.51), TOO_LOW)],
+    "abusive_words": [({"num_words": 1000}, "num_abusive_words", (9, 10, 11), TOO_HIGH)],
+    "restriction_notices": [({}, "num_restriction_notices", (0, 0, 1), TOO_HIGH)],
     "classifier": [],  # the limits are each classifier's; test_classifiers.py has them
     "empty": [({}, "num_words", (0, 1, 2), TOO_LOW)],
     "nothing_left": [({}, "num_words", (0, 1, 2), TOO_LOW)],
@@ -173,6 +182,7 @@ CHINESE = (
 
 # What models say is tested with the models.
 NOT_JUDGED = {"detected_language": np.full(1, -1, np.int16), "language_score": np.full(1, np.nan)}
+NOT_JUDGED |= {"num_abusive_words": np.zeros(1), "num_restriction_notices": np.zeros(1)}
 
 
 def reasons(text: str, *presets: str, **rules: Any) -> list[str]:
