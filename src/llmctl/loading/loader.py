@@ -155,7 +155,9 @@ class Loader:
             for index, pieces in self.streams[int(column)].pieces(numbers[chosen]):
                 places.append(chosen[index])
                 parts.append(pieces)
-        pieces = join(parts).take(np.argsort(np.concatenate(places), kind="stable"))
+        pieces = parts[0]
+        if len(parts) > 1:
+            pieces = join(parts).take(np.argsort(np.concatenate(places), kind="stable"))
         return collate(self.documents, pieces, self.settings.seq_len)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -16,6 +18,7 @@ def mix64(values: np.ndarray) -> np.ndarray:
         return mixed ^ (mixed >> np.uint64(31))
 
 
+@lru_cache(maxsize=4096)
 def key_of(*numbers: int) -> np.uint64:
     """Return one 64-bit key for a row of numbers, such as (seed, stream, epoch)."""
     key = np.zeros(1, dtype=np.uint64)

@@ -141,7 +141,9 @@ class SequenceStream:
         self._epochs: dict[int, Future[Any]] = {}
         self._last_epoch: int | None = None
         # The number of sequences is the same in every epoch: it depends on lengths, not on their order.
-        self.per_epoch = self._epoch(0).num_sequences if self.num_tokens else 0
+        self.per_epoch = -(-self.num_tokens // seq_len)
+        if packing == "best_fit" and self.num_tokens:
+            self.per_epoch = self._epoch(0).num_sequences
 
     def limit(self, sequences: int) -> None:
         """Say how many sequences will be asked for, so that no epoch is prepared that is not used."""
@@ -167,11 +169,10 @@ class SequenceStream:
 
     def places(self, numbers: np.ndarray) -> np.ndarray:
         """Return (epoch, place in the epoch) of sequences, int64 [2, sequences]."""
-        epochs, ordinals = numbers // self.per_epoch, numbers % self.per_epoch
+        epochs, ordinals = np.divmod(numbers, self.per_epoch)
         places = np.empty_like(ordinals)
-        for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            key = key_of(self.seed, self.stream, int(epoch), _SEQUENCES)
+        for epoch, chosen in _by_value(epochs):
+            key = key_of(self.seed, self.stream, epoch, _SEQUENCES)
             places[chosen] = permuted(ordinals[chosen], self.per_epoch, key)
         return np.stack((epochs, places))
 
@@ -180,8 +181,7 @@ class SequenceStream:
         numbers = np.asarray(numbers, dtype=np.int64)
         epochs, places = self.places(numbers)
         found = []
-        for epoch in np.unique(epochs).tolist():
-            chosen = np.flatnonzero(epochs == epoch)
+        for epoch, chosen in _by_value(epochs):
             found.append((chosen, self._epoch(epoch).pieces(places[chosen])))
         self._look_ahead(int(epochs.max()))
         return found
@@ -192,3 +192,11 @@ class SequenceStream:
             del self._epochs[number]
         if self._last_epoch is None or epoch < self._last_epoch:
             self._prepared(epoch + 1)
+
+
+def _by_value(values: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    """Return (value, where it stands) for each value that occurs."""
+    low, high = int(values.min()), int(values.max())
+    if low == high:
+        return [(low, np.arange(len(values)))]
+    return [(int(value), np.flatnonzero(values == value)) for value in np.unique(values)]

@@ -22,6 +22,7 @@ class Schedule:
         self.plan = plan
         self._counts = np.array([phase.counts for phase in plan.phases], dtype=np.int64)
         # Where the last answer ended: (phase, step, samples of each column taken in the phase).
+        self._answer: tuple[int, np.ndarray, np.ndarray] | None = None
         self._state = (-1, 0, np.zeros(len(plan.columns), dtype=np.int64))
 
     def step(self, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -30,6 +31,13 @@ class Schedule:
         Args:
             step: from 1.
         """
+        if self._answer is not None and self._answer[0] == step:
+            return self._answer[1], self._answer[2]
+        columns, numbers = self._choose(step)
+        self._answer = (step, columns, numbers)
+        return columns, numbers
+
+    def _choose(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         phase = self._phase(step)
         first = self.plan.phases[phase].first_step
         at_phase, at_step, taken = self._state

@@ -32,6 +32,8 @@ def run(source: Path, output: Path, config: PretrainConfig, options: RunOptions)
     processes = check_processes(config)  # first: a layout that this machine cannot run needs no shards to be refused
     check_plan(config, processes, read_model_config(config.init_from) if config.init_from else config.model)
     inputs: list[Input] = [open_input(source, role="source", kinds=("shards",), raw=False)]
+    if config.mixture.phases or config.max_epochs:
+        check_mixture(source, config)
     if config.init_from:
         inputs.append(open_input(config.init_from, role="model", kinds=("model",), payload="model/"))
     if config.resume_from:
@@ -55,6 +57,18 @@ def read_table(table: str) -> MixtureConfig:
         UserError: no such table, or it makes no sense.
     """
     return build(MixtureConfig, read_yaml(find_config(table, "mixture")), "mixture.")
+
+
+def check_mixture(source: Path, config: PretrainConfig) -> None:
+    """Refuse a mixture or a limit of epochs that the shards cannot keep, before anything is written.
+
+    Raises:
+        UserError: see `plan_mixture` and `columns_of`.
+    """
+    from llmctl.artifacts.shards import open_shards
+    from llmctl.pretraining.data import PretrainingData
+
+    PretrainingData(open_shards(source, verify=False), config, 1)
 
 
 def _plan(source: Path, config: PretrainConfig) -> dict[str, Any]:
