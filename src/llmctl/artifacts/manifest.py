@@ -119,7 +119,9 @@ def read_manifest(folder: Path, kinds: Iterable[str] = ()) -> Manifest:
     if wanted and kind_name not in wanted:
         raise UserError(
             f"{folder} holds `{kind_name}`, and {' or '.join(f'`{name}`' for name in wanted)} is needed",
-            f"it was written by `llmctl {mapping.get('stage', '?')}`; give the output of another stage",
+            f"convert it: llmctl shard {folder} SHARDS"
+            if kind_name == "export" and "shards" in wanted
+            else f"it was written by `llmctl {mapping.get('stage', '?')}`; give the output of another stage",
         )
     return _from_mapping(mapping, folder, hashlib.sha256(data).hexdigest())
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from llmctl.artifacts.manifest import Manifest
 
 KIND = "shards"
+# What `llmctl shard --format` writes for other tools.
+EXPORT_KIND = "export"
 INDEX_FOLDER = "index"
 TOKENIZER_FOLDER = "tokenizer"
 # Columns of the index, one .npy file each: {name: dtype}.

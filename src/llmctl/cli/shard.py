@@ -20,7 +20,13 @@ def register(app: typer.Typer) -> None:
 
 @stage_command(ShardConfig, stage="shard")
 def command(
-    source: Annotated[Path, typer.Argument(help="The output of `llmctl tokenize`.", show_default=False)],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="The output of `llmctl tokenize` or `llmctl shard`, or Megatron, MDS or Parquet files of token ids.",
+            show_default=False,
+        ),
+    ],
     output: Annotated[
         Path | None, typer.Argument(help="The folder to write shards to; none with --verify.", show_default=False)
     ] = None,
@@ -29,6 +35,9 @@ def command(
     options: RunOptions,
 ) -> None:
     """Lay token ids out as TFRecord shards of about 200 MB, by source, with an index for random access.
+
+    `--format megatron`, `mds` or `parquet` writes the files of other tools; SOURCE may be such files too (--tokenizer
+    says what made them), so that each format becomes each other with equal tokens.
 
     `llmctl shard --verify DIR` reads all records of a shards folder again and names every damage by file, record
     and byte offset (status 1).

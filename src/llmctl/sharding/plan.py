@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmctl.artifacts.tokens import TokenPart
+from llmctl.sharding.formats import FORMATS
 from llmctl.sharding.records import RECORD_OVERHEAD_BYTES
+from llmctl.sharding.source import Part
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,7 +55,7 @@ class PlannedShard:
     tokens: int
 
 
-def read_documents(parts: Sequence[TokenPart], itemsize: int) -> Documents:
+def read_documents(parts: Sequence[Part], itemsize: int) -> Documents:
     """Read what the plan needs of every block's table."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -94,7 +95,9 @@ def _codes(column: pa.ChunkedArray, names: dict[str, int]) -> np.ndarray:
     return np.array(known or [0], np.int32)[np.asarray(encoded.indices)]
 
 
-def plan_shards(documents: Documents, shard_size: int, shuffle: bool, seed: int) -> list[PlannedShard]:
+def plan_shards(
+    documents: Documents, shard_size: int, shuffle: bool, seed: int, format: str = "tfrecord"
+) -> list[PlannedShard]:
     """Cut each source into files of equal size, none larger than `shard_size` unless one document is.
 
     The order of the documents is kept, or shuffled within the source; those longer than a shard come last, each in
@@ -108,7 +111,7 @@ def plan_shards(documents: Documents, shard_size: int, shuffle: bool, seed: int)
             chosen = chosen[shuffled(len(chosen), f"{seed} {source}")]
         groups = _cut(chosen, documents.size, shard_size)
         for position, group in enumerate(groups):
-            path = f"data/{slugs[source]}-{position:05d}-of-{len(groups):05d}.tfrecord"
+            path = FORMATS[format].path(slugs[source], position, len(groups))
             shards.append(PlannedShard(path, source, group, int(documents.num_tokens[group].sum())))
     return shards
 

@@ -1,4 +1,4 @@
-"""Write one shard: a TFRecord file of Examples, and where each document's record and ids start in it."""
+"""Write one shard: the file of its format, and for exports a table that describes its documents."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import google_crc32c
 import numpy as np
 
-from llmctl.artifacts.files import FileRecord, atomic_file
-from llmctl.artifacts.tfrecord import HEADER_BYTES, Feature, encode_entries, frame, framed_bytes, join_example
-from llmctl.artifacts.tokens import TokenPart, map_tokens
+from llmctl.artifacts.documents import write_parquet
+from llmctl.artifacts.tokens import map_tokens
 from llmctl.errors import RunFailed
 from llmctl.runtime.pool import Unit, UnitResult
+from llmctl.sharding.formats import FORMATS
+from llmctl.sharding.formats.base import Document
+from llmctl.sharding.source import TOKENS, Part, sidecar_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,10 +25,9 @@ if TYPE_CHECKING:
 # Room in a record for everything but the ids and the texts of id, source and language: frame (16), names of the
 # features (47), their nesting (7 × up to 8 bytes and more for long ids) and three numbers (up to 10 bytes each).
 RECORD_OVERHEAD_BYTES = 256
-# Offsets are a means to the index; they lie with the state of the run, not in the payload.
-OFFSETS_FOLDER = "_state/offsets"
 # Shuffled documents come from many blocks, and a map holds a file descriptor.
 MAX_OPEN_FILES = 256
+_SIDECAR_COLUMNS = ("id", "source", "lang", "num_tokens", "num_bytes", "crc32c")
 
 
 @dataclass(frozen=True)
@@ -34,19 +36,21 @@ class ShardContext:
 
     Attributes:
         root: the output folder.
-        parts: the blocks of the `tokens` artifact.
+        parts: the documents of the input.
         dtype: of the ids.
+        format: a name of `FORMATS`.
     """
 
     root: str
-    parts: tuple[TokenPart, ...]
+    parts: tuple[Part, ...]
     dtype: str
     eos_id: int
+    format: str = "tfrecord"
 
 
 @dataclass(frozen=True)
 class ShardWork:
-    """One shard to write: its file, and (block, row) of its documents in order."""
+    """One shard to write: its file, and (part, row) of its documents in order."""
 
     path: str
     part: np.ndarray
@@ -55,12 +59,26 @@ class ShardWork:
 
 
 @lru_cache(maxsize=MAX_OPEN_FILES)
-def _map_part(part: TokenPart, dtype: str) -> np.ndarray:
-    return map_tokens(part.tokens, dtype)
+def _map_part(part: Part) -> np.ndarray:
+    """Return the bytes of a part's ids, which are a file's."""
+    if part.format == TOKENS:
+        return map_tokens(part.ids, part.dtype).view(np.uint8)
+    return FORMATS[part.format].buffer(part.ids, part.group)
 
 
 @lru_cache(maxsize=2)
-def _read_table(part: TokenPart) -> pa.Table:
+def _load_part(part: Part) -> np.ndarray:
+    """Return the bytes of a part's ids, which are in memory."""
+    return FORMATS[part.format].buffer(part.ids, part.group)
+
+
+def _buffer(part: Part) -> np.ndarray:
+    mapped = part.format == TOKENS or FORMATS[part.format].mapped(part.ids)
+    return _map_part(part) if mapped else _load_part(part)
+
+
+@lru_cache(maxsize=2)
+def _read_table(part: Part) -> pa.Table:
     import pyarrow.parquet as pq
 
     return pq.read_table(part.table)
@@ -70,54 +88,81 @@ def write_shard(unit: Unit, context: ShardContext) -> UnitResult:
     """Write one shard.
 
     Raises:
-        RunFailed: a block does not hold what its table says.
+        RunFailed: a part does not hold what its table says.
     """
     work: ShardWork = unit.payload
-    root = Path(context.root)
-    offsets = np.zeros((2, len(work.row)), "<i8")
-    tokens = 0
-    with atomic_file(root / work.path) as out:
-        position = 0
-        for number, (features, ids) in enumerate(_documents(context, work)):
-            data = join_example(encode_entries(features), "input_ids", ids.tobytes())
-            for piece in frame(data):
-                out.write(piece)
-            offsets[:, number] = position, position + HEADER_BYTES + len(data) - ids.nbytes
-            position += framed_bytes(len(data))
-            tokens += len(ids)
+    root, format = Path(context.root), FORMATS[context.format]
+    described: dict[str, list[Any]] = {name: [] for name in _SIDECAR_COLUMNS}
+    files = format.write(root, work.path, _noted(_documents(context, work), described), len(work.row))
+    tokens = sum(described["num_tokens"])
     if tokens != work.tokens:
         raise RunFailed(f"{work.path} holds {tokens:,} of {work.tokens:,} tokens", "please report this fault")
-    relative = f"{OFFSETS_FOLDER}/{unit.name}.npy"
-    with atomic_file(root / relative) as index:
-        np.lib.format.write_array(index, offsets, allow_pickle=False)
-    return UnitResult([out.record(work.path), index.record(relative)], {"tokens": tokens})
+    if context.format != "tfrecord":
+        files.append(write_parquet(root, sidecar_of(work.path), _sidecar(described)))
+    return UnitResult(files, {"tokens": tokens})
 
 
-def _documents(context: ShardContext, work: ShardWork) -> Iterator[tuple[dict[str, Feature], np.ndarray]]:
+def _noted(documents: Iterator[Document], described: dict[str, list[Any]]) -> Iterator[Document]:
+    for features, ids in documents:
+        for name in ("id", "source", "lang"):
+            value = features[name]
+            described[name].append(value.decode() if isinstance(value, bytes) else value)
+        described["num_tokens"].append(len(ids))
+        described["num_bytes"].append(features["num_bytes"])
+        described["crc32c"].append(google_crc32c.value(ids.tobytes()))
+        yield features, ids
+
+
+def _sidecar(described: dict[str, list[Any]]) -> pa.Table:
+    """Return id, source, lang and counts of a shard's documents, and the CRC32C of their ids as little-endian bytes."""
+    import pyarrow as pa
+
+    types = (pa.large_string(), pa.large_string(), pa.large_string(), pa.int64(), pa.int64(), pa.uint32())
+    described = {**described, "lang": [lang or None for lang in described["lang"]]}
+    return pa.table(
+        [pa.array(described[name], type) for name, type in zip(_SIDECAR_COLUMNS, types, strict=True)],
+        names=list(_SIDECAR_COLUMNS),
+    )
+
+
+def _documents(context: ShardContext, work: ShardWork) -> Iterator[Document]:
     """Yield the features and ids of the shard's documents in their order."""
     rows = _rows(context, work)
     for number, row in enumerate(rows.to_pylist()):
         part = context.parts[int(work.part[number])]
         length = row["num_tokens"]
-        ids = _map_part(part, context.dtype)[row["start"] : row["start"] + length]
+        ids = _ids(part, row, context)
         if length < 1 or len(ids) != length or ids[-1] != context.eos_id:
             raise RunFailed(
-                f"{part.tokens}: document {row['id']!r} does not end with the end-of-text token",
+                f"{part.ids}: document {row['id']!r} does not end with the end-of-text token",
                 "make the tokens again",
             )
-        features: dict[str, Feature] = {
-            "id": row["id"].encode(),
-            "source": row["source"].encode(),
-            "lang": (row["lang"] or "").encode(),
-            "dtype": context.dtype.encode(),
-            "num_tokens": length,
-            "num_bytes": row["num_bytes"],
-        }
-        yield features, ids
+        yield (
+            {
+                "id": row["id"].encode(),
+                "source": row["source"].encode(),
+                "lang": (row["lang"] or "").encode(),
+                "dtype": context.dtype.encode(),
+                "num_tokens": length,
+                "num_bytes": row["num_bytes"],
+            },
+            ids,
+        )
+
+
+def _ids(part: Part, row: dict[str, Any], context: ShardContext) -> np.ndarray:
+    """Return the ids of a document in the dtype of the output, with the end-of-text token that it may lack."""
+    dtype = np.dtype(part.dtype).newbyteorder("<")
+    start = row["start"] * (dtype.itemsize if part.format == TOKENS else 1)
+    stored = row.get("stored", row["num_tokens"])
+    ids = _buffer(part)[start : start + stored * dtype.itemsize].view(dtype)
+    wanted = np.dtype(context.dtype).newbyteorder("<")
+    ids = ids.astype(wanted, copy=False)  # the table was made after the ids were seen to fit
+    return ids if stored == row["num_tokens"] else np.append(ids, np.array([context.eos_id], wanted))
 
 
 def _rows(context: ShardContext, work: ShardWork) -> pa.Table:
-    """Return the rows of the shard's documents, in their order; each block's table is read once."""
+    """Return the rows of the shard's documents, in their order; each part's table is read once."""
     import pyarrow as pa
 
     by_part = np.argsort(work.part, kind="stable")
@@ -128,8 +173,3 @@ def _rows(context: ShardContext, work: ShardWork) -> pa.Table:
     place = np.empty_like(by_part)
     place[by_part] = np.arange(len(by_part))
     return pa.concat_tables(tables).take(place)
-
-
-def read_offsets(root: Path, record: FileRecord) -> np.ndarray:
-    """Read the offsets of a shard, int64 of shape [2, documents]: of the record, and of the ids."""
-    return np.load(root / record.path, mmap_mode="r", allow_pickle=False)

@@ -1,4 +1,4 @@
-"""Lay token ids out as TFRecord shards with an index for random access."""
+"""Lay token ids out as TFRecord shards with an index for random access, or in files of other tools."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import numpy as np
 from llmctl import console
 from llmctl.artifacts.accounting import Accounting
 from llmctl.artifacts.files import FileRecord, atomic_file
-from llmctl.artifacts.inputs import Input, open_input
-from llmctl.artifacts.manifest import MANIFEST_NAME, STATE_FOLDER, Manifest, read_manifest
+from llmctl.artifacts.manifest import Manifest
 from llmctl.artifacts.output import Output, open_output, require_space
-from llmctl.artifacts.shards import INDEX_COLUMNS, INDEX_FOLDER, KIND
-from llmctl.artifacts.tokens import KIND as TOKENS_KIND
-from llmctl.artifacts.tokens import TokenizerFacts, TokenPart, copy_tokenizer, token_parts
+from llmctl.artifacts.shards import EXPORT_KIND, INDEX_COLUMNS, INDEX_FOLDER, KIND
 from llmctl.config.common import RunOptions
 from llmctl.errors import RunFailed, UserError
 from llmctl.runtime.pool import Unit, UnitResult, run_units
 from llmctl.sharding.config import ShardConfig
+from llmctl.sharding.formats import FORMATS
+from llmctl.sharding.formats.tfrecord import read_offsets
+from llmctl.sharding.importing import import_tables
 from llmctl.sharding.plan import Documents, PlannedShard, plan_shards, read_documents
-from llmctl.sharding.records import ShardContext, ShardWork, read_offsets, write_shard
+from llmctl.sharding.records import ShardContext, ShardWork, write_shard
+from llmctl.sharding.source import TokenSource, inputs_damage, open_source
 
 # Below this, opening files costs more than reading them on network disks and object stores.
 SMALL_SHARD_BYTES = 16_000_000
@@ -31,50 +32,53 @@ FEW_SHARDS = 8
 
 
 def run(source: Path, output: Path, config: ShardConfig, options: RunOptions) -> Manifest | None:
-    """Write the documents of a `tokens` artifact as a `shards` artifact.
+    """Write documents of token ids as a `shards` artifact, or as an `export` for other tools.
+
+    Args:
+        source: `tokens`, `shards`, an `export`, or files that another tool wrote.
+        output: the folder to write.
+        config: format, size and order.
+        options: how to run.
 
     Returns:
         The manifest; None after a dry run.
 
     Raises:
-        UserError: the input holds texts, or something else than tokens.
+        UserError: the input holds texts, or something else than token ids.
         RunFailed: the sums over shards and documents differ.
     """
-    tokens = open_tokens(source)
-    with open_output(output, kind=KIND, stage="shard", config=config, inputs=[tokens], options=options) as out:
+    opened = open_source(source, config)
+    kind = KIND if config.format == "tfrecord" else EXPORT_KIND
+    with open_output(output, kind=kind, stage="shard", config=config, inputs=opened.inputs, options=options) as out:
         if out.finished is not None:
             return out.finished
-        assert tokens.manifest is not None
-        if options.verify:
-            damaged = tokens.manifest.damaged_files()
-            if damaged:
-                raise UserError(f"{source}: {damaged[0]}", "make the tokens again")
-        facts = TokenizerFacts.from_manifest(tokens.manifest, source)
-        parts = token_parts(tokens)
-        documents = read_documents(parts, np.dtype(facts.dtype).itemsize)
-        shards = plan_shards(documents, config.shard_size, config.shuffle, config.seed)
+        if options.verify and (damage := inputs_damage(opened.inputs)):
+            raise UserError(damage, "make the folder again")
+        if options.dry_run and opened.imported:
+            _tell_import(opened, output, config)
+            return None
+        opened.parts = import_tables(out, opened, config.append_eos)
+        documents = read_documents(opened.parts, FORMATS[config.format].itemsize(opened.facts.dtype))
+        shards = plan_shards(documents, config.shard_size, config.shuffle, config.seed, config.format)
         if options.dry_run:
             _tell_plan(shards, documents, output)
             return None
         require_space(out.root, int(documents.size.sum()))
-        results = _write(out, shards, documents, parts, facts)
-        return _finish(out, tokens.manifest, shards, documents, parts, facts, results)
+        return _finish(out, opened, config, shards, documents, _write(out, opened, config, shards, documents))
 
 
-def open_tokens(source: Path) -> Input:
-    """Open a `tokens` artifact.
-
-    Raises:
-        UserError: it is something else; texts are sent to `llmctl tokenize`.
-    """
-    texts = False
-    if source.is_file():
-        texts = True
-    elif source.is_dir() and not (source / STATE_FOLDER).is_dir():
-        texts = not (source / MANIFEST_NAME).is_file() or read_manifest(source).kind == "documents"
-    if texts:
-        raise UserError(f"{source} holds no token ids", f"tokenize it first: llmctl tokenize {source} tokens")
-    return open_input(source, kinds=(TOKENS_KIND,), raw=False)
+def _tell_import(source: TokenSource, output: Path, config: ShardConfig) -> None:
+    files = sorted({part.ids for part in source.parts})
+    size = sum(path.stat().st_size for path in files)
+    console.result(
+        f"would read {len(files):,} {source.parts[0].format} files ({size / 1e6:,.1f} MB) of {source.inputs[0].root} "
+        f"and write their documents as {config.format} to {output}",
+        output=str(output),
+        files=len(files),
+        input_bytes=size,
+        format=config.format,
+        dry_run=True,
+    )
 
 
 def _tell_plan(shards: Sequence[PlannedShard], documents: Documents, output: Path) -> None:
@@ -92,11 +96,7 @@ def _tell_plan(shards: Sequence[PlannedShard], documents: Documents, output: Pat
 
 
 def _write(
-    out: Output,
-    shards: Sequence[PlannedShard],
-    documents: Documents,
-    parts: Sequence[TokenPart],
-    facts: TokenizerFacts,
+    out: Output, source: TokenSource, config: ShardConfig, shards: Sequence[PlannedShard], documents: Documents
 ) -> list[UnitResult]:
     def units() -> Iterator[Unit]:
         for number, shard in enumerate(shards):
@@ -104,7 +104,7 @@ def _write(
             work = ShardWork(shard.path, documents.part[chosen], documents.row[chosen], shard.tokens)
             yield Unit(f"{number:06d}", work, int(documents.size[chosen].sum()))
 
-    context = ShardContext(str(out.root), tuple(parts), facts.dtype, facts.eos_id)
+    context = ShardContext(str(out.root), tuple(source.parts), source.facts.dtype, source.facts.eos_id, config.format)
     total = int(documents.size.sum())
     done = run_units(write_shard, units(), context, out, phase="shard", label="writing shards", total_bytes=total)
     return [result for _, result in done]
@@ -112,45 +112,56 @@ def _write(
 
 def _finish(
     out: Output,
-    manifest: Manifest,
+    source: TokenSource,
+    config: ShardConfig,
     shards: Sequence[PlannedShard],
     documents: Documents,
-    parts: Sequence[TokenPart],
-    facts: TokenizerFacts,
     results: Sequence[UnitResult],
 ) -> Manifest:
-    files = [result.files[0] for result in results]
     rows = [
         {
             "path": shard.path,
             "source": shard.source,
             "documents": len(shard.documents),
             "tokens": result.data["tokens"],
-            "bytes": file.bytes,
+            "bytes": result.files[0].bytes,
         }
-        for shard, result, file in zip(shards, results, files, strict=True)
+        for shard, result in zip(shards, results, strict=True)
     ]
-    _check_sums(rows, manifest)
-    index = _write_index(out.root, shards, documents, [result.files[1] for result in results])
+    _check_sums(rows, documents, source.manifest, config)
+    if config.format == "tfrecord":
+        files = [result.files[0] for result in results]
+        files += _write_index(out.root, shards, documents, [result.files[1] for result in results])
+    else:
+        files = [file for result in results for file in result.files]
+        hashes = [{**row, "sha256": result.files[0].sha256} for row, result in zip(rows, results, strict=True)]
+        files += FORMATS[config.format].finish(out.root, hashes)
     statistics = {
-        **_accounting(documents, parts, manifest).to_mapping(),
+        **_accounting(documents, source).to_mapping(),
         "documents": len(documents.row),
         "tokens": sum(row["tokens"] for row in rows),
         "sources": documents.sources,
         "shards": rows,
-        "tokenizer": facts.to_mapping(),
+        "tokenizer": source.facts.to_mapping(),
     }
-    _warn_about_sizes(rows)
+    if config.format in ("tfrecord", "mds"):
+        _warn_about_sizes(rows)
     _show(rows)
-    return out.finish([*files, *index, *copy_tokenizer(manifest, out.root)], statistics)
+    return out.finish([*files, *source.copy_tokenizer(out.root)], statistics)
 
 
-def _check_sums(rows: Sequence[dict[str, Any]], manifest: Manifest) -> None:
-    for key in ("documents", "tokens"):
-        written, expected = sum(row[key] for row in rows), manifest.statistics[key]
-        if written != expected:
+def _check_sums(
+    rows: Sequence[dict[str, Any]], documents: Documents, manifest: Manifest | None, config: ShardConfig
+) -> None:
+    """Compare what was written with what the input says, or, if nothing vouches for it, with what was read."""
+    expected = {"documents": len(documents.row), "tokens": int(documents.num_tokens.sum())}
+    if manifest is not None and not config.append_eos:
+        expected = {key: manifest.statistics[key] for key in expected}
+    for key, number in expected.items():
+        written = sum(row[key] for row in rows)
+        if written != number:
             raise RunFailed(
-                f"the shards hold {written:,} {key}, and the input says {expected:,}",
+                f"the shards hold {written:,} {key}, and the input says {number:,}",
                 "make the tokens again; if that does not help, report this fault",
             )
 
@@ -179,17 +190,40 @@ def _write_index(
     return records
 
 
-def _accounting(documents: Documents, parts: Sequence[TokenPart], manifest: Manifest) -> Accounting:
+def _accounting(documents: Documents, source: TokenSource) -> Accounting:
     accounting = Accounting()
-    counts = np.bincount(documents.part, minlength=len(parts))
-    for part, count in zip(parts, counts, strict=True):
-        accounting.add_file(f"data/{part.table.name}", kept=int(count))
-    # Every document is kept, so sources and languages are those of the tokens.
-    for row in manifest.statistics.get("by_source", ()):
+    counts = np.bincount(documents.part, minlength=len(source.parts))
+    for part, count in zip(source.parts, counts, strict=True):
+        accounting.add_file(part.name, kept=int(count))
+    # Every document is kept, so sources and languages are those of the input.
+    for row in _groups(source):
         kept = {key: value for key, value in row.items() if key not in ("source", "lang")}
         accounting.add_group(row["source"], row["lang"], **(kept | {"in": row["kept"]}))
     accounting.check()
     return accounting
+
+
+def _groups(source: TokenSource) -> list[dict[str, Any]]:
+    """Return documents, bytes and tokens by source and language, as they stand in a manifest."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if source.manifest is not None:
+        return list(source.manifest.statistics.get("by_source", ()))
+    tables = [pq.read_table(part.table, columns=["source", "lang", "num_tokens", "num_bytes"]) for part in source.parts]
+    sums = [("num_tokens", "count"), ("num_tokens", "sum"), ("num_bytes", "sum")]
+    grouped = pa.concat_tables(tables).group_by(["source", "lang"]).aggregate(sums)
+    return [
+        {
+            "source": row["source"],
+            "lang": row["lang"],
+            "kept": row["num_tokens_count"],
+            "bytes_in": row["num_bytes_sum"],
+            "bytes_kept": row["num_bytes_sum"],
+            "tokens": row["num_tokens_sum"],
+        }
+        for row in grouped.to_pylist()
+    ]
 
 
 def _warn_about_sizes(rows: Sequence[dict[str, Any]]) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 
 from llmctl import console
 from llmctl.artifacts.documents import DATA_FOLDER
-from llmctl.artifacts.files import TEMPORARY_MARK, sha256_of
-from llmctl.artifacts.manifest import MANIFEST_NAME, Manifest, read_manifest
-from llmctl.artifacts.shards import KIND, TokenDocuments
+from llmctl.artifacts.files import sha256_of
+from llmctl.artifacts.manifest import MANIFEST_NAME, read_manifest
+from llmctl.artifacts.shards import EXPORT_KIND, KIND, TokenDocuments
 from llmctl.artifacts.tfrecord import (
     FOOTER_BYTES,
     BrokenRecord,
@@ -23,44 +23,15 @@ from llmctl.artifacts.tfrecord import (
     map_file,
 )
 from llmctl.errors import RunFailed, UserError
+from llmctl.sharding.faults import MAX_FAULTS_PER_FILE, Fault, Verified, file_fault, foreign_files
+from llmctl.sharding.source import foreign_files as others_files
+from llmctl.sharding.verify_exports import verify_export, verify_foreign
 
 SUFFIX = ".tfrecord"
-# A file full of zeros would otherwise give one line a record.
-MAX_FAULTS_PER_FILE = 100
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One damage.
-
-    Attributes:
-        record: number of the record in its file, from 0; None if it is the file as a whole.
-        offset: byte in the file where the record starts.
-    """
-
-    file: str
-    problem: str
-    record: int | None = None
-    offset: int | None = None
-
-    def sentence(self) -> str:
-        """Return the fault as one line."""
-        where = self.file if self.record is None else f"{self.file}, record {self.record} at byte {self.offset:,}"
-        return f"{where}: {self.problem}"
-
-
-@dataclass
-class Verified:
-    """What was read."""
-
-    files: int = 0
-    records: int = 0
-    tokens: int = 0
-    bytes: int = 0
 
 
 def verify(path: Path) -> None:
-    """Verify a `shards` folder, or TFRecord files that others wrote, and print the outcome.
+    """Verify a `shards` folder, an `export`, or files that others wrote, and print the outcome.
 
     Raises:
         UserError: there are no shards there.
@@ -73,7 +44,7 @@ def verify(path: Path) -> None:
     for fault in faults:
         console.warning(fault.sentence())
     text = f"{path}: {seen.records:,} records in {seen.files:,} files ({seen.bytes / 1e6:,.1f} MB) read, " + (
-        f"{len(faults):,} faults" if faults else "all checksums hold"
+        f"{len(faults):,} faults" if faults else seen.outcome
     )
     console.result(
         text,
@@ -89,12 +60,12 @@ def verify(path: Path) -> None:
 
 
 def verify_files(path: Path) -> tuple[list[Fault], Verified]:
-    """Check framing and checksums of TFRecord files without a manifest."""
+    """Check files without a manifest: framing and checksums of TFRecord, the structure of other formats."""
     if not path.exists():
         raise UserError(f"{path} does not exist", "give a folder of shards")
-    files = [path] if path.is_file() else sorted(path.rglob(f"*{SUFFIX}*"))
+    files = [path] if path.is_file() and SUFFIX in path.name else sorted(path.rglob(f"*{SUFFIX}*"))
     if not files:
-        raise UserError(f"{path} holds no shards", "give the output of `llmctl shard`, or TFRecord files")
+        return verify_foreign(path, *(others_files(path) or ("", [])))
     faults: list[Fault] = []
     seen = Verified()
     with console.progress("verifying", sum(file.stat().st_size for file in files)) as shown:
@@ -107,12 +78,14 @@ def verify_files(path: Path) -> tuple[list[Fault], Verified]:
 
 def verify_artifact(path: Path) -> tuple[list[Fault], Verified]:
     """Check every record of a `shards` artifact against its frame, its manifest and its index."""
-    manifest = read_manifest(path, (KIND,))
-    faults = _foreign_files(path, manifest)
+    manifest = read_manifest(path, (KIND, EXPORT_KIND))
+    if manifest.kind == EXPORT_KIND:
+        return verify_export(path, manifest)
+    faults = foreign_files(path, manifest)
     index_faults = [
         fault
         for record in manifest.files
-        if not record.path.startswith(f"{DATA_FOLDER}/") and (fault := _file_fault(path, record.path, record.sha256))
+        if not record.path.startswith(f"{DATA_FOLDER}/") and (fault := file_fault(path, record.path, record.sha256))
     ]
     faults += index_faults
     documents = None
@@ -138,19 +111,6 @@ def verify_artifact(path: Path) -> tuple[list[Fault], Verified]:
             faults += found
             shown.advance(records[name].bytes)
     return faults, seen
-
-
-def _foreign_files(path: Path, manifest: Manifest) -> list[Fault]:
-    known = {record.path for record in manifest.files}
-    found = (file for file in sorted((path / DATA_FOLDER).rglob("*")) if file.is_file())
-    names = [file.relative_to(path).as_posix() for file in found if TEMPORARY_MARK not in file.name]
-    return [Fault(name, "foreign file: the manifest does not name it") for name in names if name not in known]
-
-
-def _file_fault(root: Path, name: str, sha256: str) -> Fault | None:
-    if not (root / name).is_file():
-        return Fault(name, "this file is missing")
-    return None if sha256_of(root / name) == sha256 else Fault(name, "it differs from the checksum in the manifest")
 
 
 @dataclass(frozen=True)
