@@ -51,17 +51,17 @@ def reference_of(case: dict[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in case.items() if key not in split}, **plain}
 
 
-def global_batch(step: int, size: int, vocab_size: int) -> dict[str, Any]:
+def global_batch(step: int, size: int, vocab_size: int, length: int = SEQ_LEN) -> dict[str, Any]:
     """Return the whole batch of a step: several documents a row, and rows with very different numbers of labels."""
     import torch
 
     generator = torch.Generator().manual_seed(100 + step)
-    ids = torch.randint(0, vocab_size, (size, SEQ_LEN + 1), generator=generator)
+    ids = torch.randint(0, vocab_size, (size, length + 1), generator=generator)
     labels = ids[:, 1:].clone()
     for row in range(size):
-        labels[row, 2 + (row * 5 + step) % (SEQ_LEN - 2) :] = -100
-    cut = torch.randint(1, SEQ_LEN, (size, 1), generator=generator)
-    places = torch.arange(SEQ_LEN).expand(size, -1)
+        labels[row, 2 + (row * 5 + step) % (length - 2) :] = -100
+    cut = torch.randint(1, length, (size, 1), generator=generator)
+    places = torch.arange(length).expand(size, -1)
     return {
         "input_ids": ids[:, :-1],
         "labels": labels,
@@ -71,13 +71,55 @@ def global_batch(step: int, size: int, vocab_size: int) -> dict[str, Any]:
     }
 
 
+def peak_memory() -> Any:
+    """Return a context that counts the bytes of live tensors made inside it; `peak` is the most at once."""
+    import weakref
+
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Peak(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.live = self.peak = 0
+            self.known: weakref.WeakSet = weakref.WeakSet()
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            for tensor in tree_leaves(result):
+                if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage()) not in self.known:
+                    self.known.add(storage)
+                    self.live += storage.nbytes()
+                    self.peak = max(self.peak, self.live)
+                    weakref.finalize(storage, self.free, storage.nbytes())
+            return result
+
+        def free(self, size: int) -> None:
+            self.live -= size
+
+    return Peak()
+
+
+def perturb(engine: Any, name: str) -> None:
+    """Flip one bit of one element of a parameter (not the lowest, which the next update could round away)."""
+    import torch
+
+    parameter = dict(engine.model.named_parameters())[name]
+    with torch.no_grad():
+        words = parameter.view(torch.int32).flatten()
+        words[words.numel() // 2] ^= 1 << 14
+
+
 def run_case(case: dict[str, Any]) -> dict[str, Any]:
     """Run one case in this process, as one of the processes of its layout."""
+    import contextlib
     import hashlib
 
     import torch
 
     from llmctl.config.load import build
+    from llmctl.errors import RunFailed
     from llmctl.pretraining.config import PretrainConfig
     from llmctl.training.distributed import connect
     from llmctl.training.engines.choose import make_engine
@@ -87,19 +129,29 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
 
     case = dict(case)
     save, load, steps, first, lr = (case.pop(key, None) for key in ("save", "load", "run_steps", "first_step", "lr"))
+    measure, flip = case.pop("measure", False), case.pop("flip", None)
     config = build(PretrainConfig, case)
     world = connect(config)
     engine = make_engine(build_model(config.model, config, world), config, world)
     if load:
         engine.load(Path(load))
-    losses, norms = [], []
+    losses, norms, peak_bytes = [], [], 0.0
     micro = micro_batch_size(config, world.layout.dp)
     share = config.global_batch_size // world.layout.dp
     for step in range(first or 0, (first or 0) + (steps or 6)):
-        whole = global_batch(step, config.global_batch_size, config.model.vocab_size)
+        whole = global_batch(step, config.global_batch_size, config.model.vocab_size, config.seq_len)
         starts = range(world.dp_rank * share, (world.dp_rank + 1) * share, micro)
         batches = [{name: tensor[start : start + micro] for name, tensor in whole.items()} for start in starts]
-        report = engine.step(batches, NextTokenLoss(), lr or LR[config.optimizer])
+        if flip and step == 1 and world.rank == flip["rank"]:
+            perturb(engine, flip["name"])
+        peak = peak_memory() if measure and step == 1 else contextlib.nullcontext()
+        try:
+            with peak:
+                report = engine.step(batches, NextTokenLoss(), lr or LR[config.optimizer])
+        except RunFailed as failure:
+            return {"failure": failure.problem, "step": step}
+        if measure and step == 1:
+            (peak_bytes,) = world.maximum([float(peak.peak)])
         losses.append(report.loss)
         norms.append(report.grad_norm)
     evaluated = engine.evaluate(batches, NextTokenLoss()).loss
@@ -125,6 +177,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         "digest": digest.hexdigest(),
         "weights": weights,
         "differing_replicas": differing,
+        "peak_bytes": peak_bytes,
     }
 
 

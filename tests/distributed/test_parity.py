@@ -46,6 +46,24 @@ TWO = {
     "native pp2 single rows recompute": harness.case(
         engine="native", pp=2, micro_batch_size=1, recompute="full", optimizer="sgd"
     ),
+    "native dp2 zero1": harness.case(engine="native", zero_stage=1),
+    "native dp2 zero1 sgd fp64": harness.case(engine="native", zero_stage=1, precision="fp64", optimizer="sgd"),
+    "native dp2 zero1 lamb": harness.case(engine="native", zero_stage=1, optimizer="lamb"),
+    "native tp2 sequence": harness.case(engine="native", tp=2, sequence_parallel=True),
+    "native tp2 sequence sgd fp64 qk-norm": harness.case(
+        engine="native", tp=2, sequence_parallel=True, precision="fp64", optimizer="sgd", model=UNTIED
+    ),
+    "native tp2 sequence recompute": harness.case(
+        engine="native", tp=2, sequence_parallel=True, recompute="full", optimizer="sgd"
+    ),
+    "native dp2 selective": harness.case(engine="native", recompute="selective", optimizer="sgd"),
+    "native pp2 interleaved sgd fp64": harness.case(
+        engine="native", pp=2, schedule="interleaved", virtual_stages=2, precision="fp64", optimizer="sgd"
+    ),
+    "native pp2 zb-h1": harness.case(engine="native", pp=2, schedule="zb-h1", micro_batch_size=1),
+    "native pp2 zb-h1 biases fp64": harness.case(
+        engine="native", pp=2, schedule="zb-h1", precision="fp64", optimizer="sgd", model={"qkv_bias": True}
+    ),
     "native pp2 lamb": harness.case(engine="native", pp=2, optimizer="lamb"),
 }
 FOUR = {
@@ -55,11 +73,26 @@ FOUR = {
     "pp4 uneven": harness.case(pp=4, micro_batch_size=1, optimizer="sgd", model={"num_layers": 5}),
     "pp4 fewer micro-batches than stages": harness.case(pp=4, micro_batch_size=4, optimizer="sgd"),
     "pp2 tp2 adamw": harness.case(pp=2, tp=2),
+    "tp2 dp2 zero1 lamb fp64": harness.case(tp=2, zero_stage=1, precision="fp64", optimizer="lamb"),
+    "pp2 dp2 zero1 fp64": harness.case(pp=2, zero_stage=1, precision="fp64", optimizer="sgd"),
+    "pp2 tp2 sequence zb-h1 fp64": harness.case(
+        pp=2, tp=2, sequence_parallel=True, schedule="zb-h1", precision="fp64", optimizer="sgd"
+    ),
 }
 EIGHT = {
     "tp2 pp2 dp2": harness.case(tp=2, pp=2, micro_batch_size=1),
     "tp2 pp2 dp2 fp64": harness.case(tp=2, pp=2, precision="fp64", optimizer="sgd"),
     "tp2 pp4 lamb": harness.case(tp=2, pp=4, optimizer="lamb"),
+    "tp2 pp2 dp2 zero1 interleaved sequence fp64": harness.case(
+        tp=2,
+        pp=2,
+        zero_stage=1,
+        sequence_parallel=True,
+        schedule="interleaved",
+        virtual_stages=2,
+        precision="fp64",
+        optimizer="sgd",
+    ),
 }
 
 
