@@ -26,6 +26,7 @@ from llmctl.filtering.detections import (
 )
 from llmctl.filtering.evaluate import Evaluator, Verdict, all_reasons, deciding_rule
 from llmctl.filtering.models import Models
+from llmctl.filtering.pii.block import find_entities
 from llmctl.filtering.policy import policy_of, resolve_policies
 from llmctl.filtering.scores import ATTRIBUTES_FOLDER, StoredScores, stored_columns, with_content
 from llmctl.runtime.pool import Unit, UnitResult
@@ -91,18 +92,28 @@ def filter_block(unit: Unit, context: BlockContext) -> UnitResult:
         *(found.detector(part) for found in context.collected),
     ]
     measured.detected, reused = detect_all(detectors, batch, part, context.scores)
+    sensitive = find_entities(measured.texts, policies, policy_of_document)
+    if sensitive is not None:
+        measured.detected["sensitive_entities"] = sensitive.counts
     verdicts = evaluator.verdicts(measured.original, measured.edited, policy_of_document, measured.detected)
     decided = deciding_rule(verdicts, batch.table.num_rows)
     attributes = None
     if config.attributes:
-        attributes = with_content(attributes_table(batch.table, measured, evaluator.edits), batch.content_hash)
+        attributes = attributes_table(batch.table, measured, evaluator.edits)
+        for name, column in (sensitive.columns() if sensitive else {}).items():
+            attributes = attributes.append_column(name, column)
+        attributes = with_content(attributes, batch.content_hash)
     named = declared(batch.table)
     table, detected = fill_languages(batch.table, measured.detected)
     batch = replace(batch, table=table)
+    removed_texts = batch.table.column("text")
+    if sensitive is not None:
+        removed_texts = sensitive.mask_removed(removed_texts, measured.changed, decided)
+        measured.texts = sensitive.mask(measured.texts)
 
     files = [write_parquet(root, f"{DATA_FOLDER}/{part}.parquet", kept_table(batch.table, measured.texts, decided))]
     if (decided >= 0).any():
-        removed = removed_table(batch.table, verdicts, decided, config.keep_text_of_removed)
+        removed = removed_table(with_texts(batch.table, removed_texts), verdicts, decided, config.keep_text_of_removed)
         files.append(write_parquet(root, f"{REMOVED_FOLDER}/{part}.parquet", removed))
     if attributes is not None:
         attributes = with_identities(attributes, detectors)
@@ -117,6 +128,7 @@ def filter_block(unit: Unit, context: BlockContext) -> UnitResult:
             "detected": int(detected.sum()),
             "unknown": int((~named & ~detected).sum()),
         },
+        "sensitive": sensitive.statistics(batch.table.column("source").to_pylist(), decided) if sensitive else None,
         "reused_scores": stored is not None and reused == len(detectors),
         "clusters": count_usable(measured.detected, verdicts),
         "fails": {name: int(verdict.failed.sum()) for name, verdict in verdicts.items()},
@@ -176,9 +188,13 @@ def measure(
 
 def kept_table(table: pa.Table, texts: pa.Array, decided: np.ndarray) -> pa.Table:
     """Return the documents that stay, with their texts as the line rules leave them."""
+    return with_texts(table, texts).filter(pa.array(decided < 0)).cast(documents_schema())
+
+
+def with_texts(table: pa.Table, texts: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return the table with other texts."""
     position = table.schema.get_field_index("text")
-    table = table.set_column(position, documents_schema().field("text"), texts)
-    return table.filter(pa.array(decided < 0)).cast(documents_schema())
+    return table.set_column(position, documents_schema().field("text"), texts)
 
 
 def removed_table(table: pa.Table, verdicts: dict[str, Verdict], decided: np.ndarray, keep_text: bool) -> pa.Table:

@@ -50,6 +50,24 @@ class FilterConfig:
             "language where it names none. The rule `language` looks at all."
         ),
     ] = "missing"
+    pii: Annotated[
+        Literal["off", "report", "mask", "drop"],
+        Opt(
+            "Sensitive entities (e-mail, cards, numbers of the person, keys, …): count them, replace each by its type "
+            "such as `<EMAIL>`, or remove documents with any. The rule `sensitive_entities` sets it by source."
+        ),
+    ] = "off"
+    pii_types: Annotated[
+        list[str],
+        Opt(
+            "What `--pii` looks for: types, families, `all`, `default` (all but those of low confidence), `high`, "
+            "`medium`, `low`; `-NAME` takes one away. Separated by commas."
+        ),
+    ] = field(default_factory=list)
+    pii_consistent: Annotated[
+        bool,
+        Opt("With `--pii mask`, number the placeholders so that equal values of a document stay equal: `<EMAIL_1>`."),
+    ] = False
     templates: Annotated[
         Literal["off", "report", "drop"],
         Opt(

@@ -14,6 +14,7 @@ def report(statistics: Mapping[str, Any]) -> None:
     """Print what was removed and why, and what was kept by source."""
     _report_reasons(statistics)
     _report_sources(statistics["by_source"])
+    _report_sensitive(statistics.get("sensitive"))
     languages = statistics["languages"]
     if languages["detected"] or languages["unknown"]:
         console.info(
@@ -32,6 +33,19 @@ def _report_reasons(statistics: Mapping[str, Any]) -> None:
     if reasons:
         rows = [(name, count, share(count, total), fails.get(name, 0)) for name, count in reasons]
         console.table("removed", ("reason", "documents", "share", "failed in all"), rows)
+
+
+def _report_sensitive(sensitive: Mapping[str, Any] | None) -> None:
+    if sensitive is None:
+        return
+    documents = sensitive["documents"]
+    console.info(
+        f"sensitive entities in {documents['with_entities']:,} of {documents['searched']:,} documents"
+        + (f", masked in {documents['masked']:,}" if documents.get("masked") else "")
+    )
+    counts = sorted(sensitive["by_type"].items(), key=lambda item: (-item[1], item[0]))
+    if counts:
+        console.table("sensitive entities", ("type", "found"), counts[:MAX_ROWS])
 
 
 def _report_sources(groups: list[dict[str, Any]]) -> None:

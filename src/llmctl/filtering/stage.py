@@ -22,6 +22,7 @@ from llmctl.filtering.clusters.choosing import with_drop_list
 from llmctl.filtering.config import DEFAULT_PRESET, FilterConfig, FilterOptions
 from llmctl.filtering.models import Models, check_models, open_models
 from llmctl.filtering.passes import report_passes, run_passes
+from llmctl.filtering.pii.block import merged_statistics
 from llmctl.filtering.policy import Policy, preset_rules, resolve_policies
 from llmctl.filtering.report import report
 from llmctl.filtering.scores import open_scores
@@ -154,6 +155,9 @@ def finish(
         "policy": {policy.pattern: policy.to_mapping() for policy in policies},
         "policy_by_source": {name: policies[number].pattern for name, number in sorted(policy_numbers.items())},
     }
+    sensitive = [result.data["sensitive"] for _, result in results if result.data["sensitive"]]
+    if sensitive:
+        statistics["sensitive"] = merged_statistics(sensitive)
     passes, tables = report_passes(out, policies, collected, results)
     manifest = out.finish([*files, *tables], {**statistics, **passes})
     report(statistics)
