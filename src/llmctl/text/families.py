@@ -7,13 +7,22 @@ nearly all of the skeleton, and the skeleton makes up enough of it; so no chain 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from llmctl.text.skeletons import align, common_lengths
+from llmctl.text.skeletons import (
+    FREQUENCY_BITS,
+    SKETCH_SIZE,
+    align,
+    common_lengths,
+    count_documents,
+    count_hashes,
+    shared_bands,
+    sketches,
+)
 
 NUM_BANDS, ROWS_PER_BAND = 24, 3
 # Share of a sketch that other documents must have, for a document to be compared at all. A word that differs changes
@@ -53,6 +62,11 @@ class TokenStore:
         self._tokens = [np.load(tokens, mmap_mode="r") for tokens, _ in parts]
         self._ends = [np.load(ends, mmap_mode="r") for _, ends in parts]
         self.firsts = np.concatenate([[0], np.cumsum([len(ends) - 1 for ends in self._ends])]).astype(np.int64)
+
+    def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the tokens and ends of every block, in memory."""
+        for tokens, ends in zip(self._tokens, self._ends, strict=True):
+            yield np.array(tokens), np.array(ends)
 
     def sequence(self, document: int) -> np.ndarray:
         """Return the tokens of one document."""
@@ -219,6 +233,40 @@ class FamilySearch:
             return None
         members = members[accepted]
         return Family(skeleton, members, 1.0 - self._shares(skeleton, members)[1])
+
+
+def find_families(store: TokenStore, folder: Path, limits: FamilyLimits) -> list[Family]:
+    """Find the families among all documents of a store, the largest first.
+
+    Memory holds tables of 16 and at most 256 MB, the candidates (about 200 bytes each), and one block at a time.
+
+    Args:
+        store: the tokens.
+        folder: for the sketches of the blocks, which are read twice.
+        limits: what a family is.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    frequencies = np.zeros(1 << FREQUENCY_BITS, np.uint32)
+    for tokens, ends in store.blocks():
+        frequencies += count_documents(tokens, ends, FREQUENCY_BITS)
+    total = 0
+    for number, (tokens, ends) in enumerate(store.blocks()):
+        values, value_ends = sketches(tokens, ends, frequencies, FREQUENCY_BITS, limits.min_family, SKETCH_SIZE)
+        np.save(folder / f"{number}-values.npy", values)
+        np.save(folder / f"{number}-ends.npy", value_ends)
+        total += len(values)
+    blocks = range(len(store.firsts) - 1)
+    bits = min(max((4 * total).bit_length(), 16), 27)
+    counts = np.zeros(1 << bits, np.uint16)
+    for number in blocks:
+        count_hashes(np.load(folder / f"{number}-values.npy"), counts, bits)
+    documents, hashes = [np.zeros(0, np.int64)], [np.zeros((NUM_BANDS, 0), np.uint64)]
+    for number in blocks:
+        sketch = np.load(folder / f"{number}-values.npy"), np.load(folder / f"{number}-ends.npy")
+        rows, bands = shared_bands(*sketch, counts, bits, limits.min_family, LEAST_SHARED, NUM_BANDS, ROWS_PER_BAND)
+        documents.append(rows + store.firsts[number])
+        hashes.append(bands)
+    return FamilySearch(store, limits, np.concatenate(documents), np.concatenate(hashes, axis=1)).run()
 
 
 SLOT_MARK = "{…}"

@@ -146,7 +146,7 @@ def test_reused_scores_need_no_new_pass_and_give_the_same_bytes(
     source = corpus(tmp_path / "in")
     run(source, tmp_path / "first", configuration(templates="report"), options)
     fresh = run(source, tmp_path / "fresh", configuration(templates="drop"), options)
-    monkeypatch.setattr("llmctl.filtering.templates.search.FamilySearch", None)  # a new pass would fail
+    monkeypatch.setattr("llmctl.filtering.templates.search.find_families", None)  # a new pass would fail
     reusing = FilterOptions(workers=1, reuse_scores=str(tmp_path / "first"))
     reused = run(source, tmp_path / "reused", configuration(templates="drop"), reusing)
     assert payload(reused) == payload(fresh)
