@@ -75,6 +75,16 @@ def test_dpo(tmp_path, base, pairs, capsys) -> None:
     assert statistics["validation"]["before"]["margin"] == 0.0
 
 
+@pytest.mark.parametrize("kind", ["grpo", "rloo"])
+def test_groups_of_answers(tmp_path, base, pairs, capsys, kind: str) -> None:
+    given = ["--model", base, "--reward-command", f"{sys.executable} -c 'for line in open(0): print(len(line))'"]
+    arguments = command("rlhf", kind, pairs, tmp_path / "out", *given, "--max-new-tokens", 8, "--json", *FAST)
+    assert run(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["statistics"]["updates"] == 2
+    assert (tmp_path / "out" / "model" / "config.json").is_file()
+    assert run(command("rlhf", kind, pairs, tmp_path / "out", *given, "--group-size", "5", *FAST)) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

@@ -95,3 +95,20 @@ def explained_variance(values: torch.Tensor, returns: torch.Tensor, mask: torch.
     if not float(variance):
         return float("nan")
     return 1.0 - float((wanted - predicted).var(unbiased=False) / variance)
+
+
+def group_advantages(rewards: torch.Tensor, group_size: int, *, leave_one_out: bool, scale: bool) -> torch.Tensor:
+    """Return each answer's reward less that of its group: the answers to the same prompt.
+
+    Args:
+        rewards: [prompts · group_size], the answers to a prompt next to one another.
+        leave_one_out: the baseline is the mean of the *other* answers, which is unbiased; else of the whole group.
+        scale: divide by the group's standard deviation (+ 1e-4, so that a group of equal rewards gives zeros).
+    """
+    groups = rewards.double().view(-1, group_size)
+    centred = groups - groups.mean(1, keepdim=True)
+    if leave_one_out:
+        centred = centred * (group_size / (group_size - 1))
+    if scale:
+        centred = centred / (groups.std(1, keepdim=True) + 1e-4)
+    return centred.flatten().to(rewards.dtype)

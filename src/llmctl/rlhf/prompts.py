@@ -22,14 +22,21 @@ FOLDER = "data"
 PROMPTS, STATISTICS = "prompts.parquet", "statistics.json"
 WANTED = "prompts: `prompt`, `messages` or `instruction`"
 _BATCH = 512
+# File, line, the prompt and the record it came from.
+_Understood = tuple[str, int, Conversation, str]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt, rendered up to where the assistant begins to write."""
+    """One prompt, rendered up to where the assistant begins to write.
+
+    Attributes:
+        record: the record that it came from, as JSON: reward functions may need more than the prompt.
+    """
 
     ids: list[int]
     messages: tuple[Message, ...]
+    record: str = "{}"
 
     @property
     def text(self) -> str:
@@ -48,7 +55,7 @@ class Prompts:
 def read_prompts(source: Input, template: ChatTemplate, max_tokens: int) -> Prompts:
     """Read, check and render every prompt of an input; those longer than `max_tokens` are left out and counted."""
     found = Prompts()
-    batch: list[tuple[str, int, Conversation]] = []
+    batch: list[_Understood] = []
     for entry in _understood(source, found.ledger):
         batch.append(entry)
         if len(batch) == _BATCH:
@@ -58,15 +65,19 @@ def read_prompts(source: Input, template: ChatTemplate, max_tokens: int) -> Prom
     return found
 
 
-def _understood(source: Input, ledger: Ledger) -> Iterator[tuple[str, int, Conversation]]:
+def _understood(source: Input, ledger: Ledger) -> Iterator[_Understood]:
     for raw in read_records(source):
         if isinstance(raw, InvalidRecord):
             ledger.reject(raw.file, raw.line, raw.error, raw.head)
             continue
         try:
-            yield raw.file, raw.line, _prompt_of(raw.value)
+            yield raw.file, raw.line, _prompt_of(raw.value), _as_json(raw.value)
         except BadRecord as failure:
             ledger.reject(raw.file, raw.line, str(failure))
+
+
+def _as_json(record: Any) -> str:
+    return json.dumps(record if isinstance(record, dict) else {}, ensure_ascii=False, default=str)
 
 
 def _prompt_of(record: Any) -> Conversation:
@@ -76,18 +87,16 @@ def _prompt_of(record: Any) -> Conversation:
     return read_prompt(record)
 
 
-def _render(
-    batch: list[tuple[str, int, Conversation]], template: ChatTemplate, max_tokens: int, found: Prompts
-) -> None:
-    rendered = template.prompts([conversation for _, _, conversation in batch])
-    for (file, line, conversation), ids in zip(batch, rendered, strict=True):
+def _render(batch: list[_Understood], template: ChatTemplate, max_tokens: int, found: Prompts) -> None:
+    rendered = template.prompts([conversation for _, _, conversation, _ in batch])
+    for (file, line, conversation, record), ids in zip(batch, rendered, strict=True):
         if isinstance(ids, BadRecord):
             found.ledger.reject(file, line, str(ids))
         elif len(ids) > max_tokens:
             detail = f"{len(ids)} tokens, {max_tokens} leave room for an answer"
             found.ledger.remove(file, line, "overlong", detail)
         else:
-            found.prompts.append(Prompt(ids, conversation.messages))
+            found.prompts.append(Prompt(ids, conversation.messages, record))
             found.ledger.keep(file)
 
 
@@ -115,8 +124,11 @@ def build(source: Input, template: ChatTemplate, max_tokens: int, root: Path | N
                 json.dumps([message.to_mapping() for message in prompt.messages], ensure_ascii=False)
                 for prompt in found.prompts
             ],
+            "record": [prompt.record for prompt in found.prompts],
         }
-        schema = pa.schema([("input_ids", pa.large_list(pa.int32())), ("messages", pa.large_string())])
+        schema = pa.schema(
+            [("input_ids", pa.large_list(pa.int32())), ("messages", pa.large_string()), ("record", pa.large_string())]
+        )
         write_parquet(root, f"{FOLDER}/{PROMPTS}", pa.table(columns, schema=schema))
         write_json(root, f"{FOLDER}/{STATISTICS}", statistics)
     return statistics
@@ -132,5 +144,8 @@ def read(root: Path) -> tuple[list[Prompt], dict[str, Any]]:
     import pyarrow.parquet as pq
 
     rows = pq.read_table(root / FOLDER / PROMPTS).to_pylist()
-    prompts = [Prompt(row["input_ids"], tuple(Message(**turn) for turn in json.loads(row["messages"]))) for row in rows]
+    prompts = [
+        Prompt(row["input_ids"], tuple(Message(**turn) for turn in json.loads(row["messages"])), row["record"])
+        for row in rows
+    ]
     return prompts, json.loads((root / FOLDER / STATISTICS).read_bytes())

@@ -1,10 +1,13 @@
-"""What scores answers: a reward model, or any Python function."""
+"""What scores answers: a reward model, any Python function, or any command."""
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import math
+import shlex
+import subprocess
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +25,7 @@ from llmctl.training.conversations.template import ChatTemplate, load_chat_templ
 from llmctl.training.engines.common import autocast
 
 SCORING_BATCH = 16
+COMMAND_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Answer:
         prompt_ids, response_ids: as the policy reads and wrote them, with the stop token if one came.
         text: the answer's text.
         stopped: it ended by itself.
+        record: the record of the prompt, as JSON.
     """
 
     messages: tuple[Message, ...]
@@ -40,6 +45,7 @@ class Answer:
     response_ids: list[int]
     text: str
     stopped: bool
+    record: str = "{}"
 
 
 class Reward(Protocol):
@@ -51,11 +57,15 @@ class Reward(Protocol):
 
 
 class RewardFunction:
-    """A function ``NAME(prompts: list[str], responses: list[str]) -> list[float]`` in a Python file of the user's."""
+    """A function ``NAME(prompts: list[str], responses: list[str]) -> list[float]`` in a Python file of the user's.
+
+    A third parameter gets the prompts' records (list[dict]), for rewards that check against a known answer.
+    """
 
     def __init__(self, file: Path, name: str) -> None:
         self.named = f"{file.name}:{name}"
         self._function = _load_function(file, name)
+        self._wants_records = _num_parameters(self._function) >= 3
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
         """Call the function.
@@ -65,8 +75,11 @@ class RewardFunction:
         """
         prompts = [answer.messages[-1].content for answer in answers]
         responses = [answer.text for answer in answers]
+        arguments: list[Any] = [prompts, responses]
+        if self._wants_records:
+            arguments.append([json.loads(answer.record) for answer in answers])
         try:
-            given = self._function(prompts, responses)
+            given = self._function(*arguments)
             scores = [float(value) for value in given]
         except Exception as failure:
             frame = traceback.extract_tb(failure.__traceback__)[-1]
@@ -74,18 +87,84 @@ class RewardFunction:
                 f"the reward function {self.named} failed: {type(failure).__name__}: {failure}",
                 f"see line {frame.lineno} of {frame.filename}",
             ) from None
-        if len(scores) != len(responses):
-            raise UserError(
-                f"the reward function {self.named} gave {len(scores)} scores for {len(responses)} responses",
-                "return one number per response",
+        return checked_scores(scores, responses, f"the reward function {self.named}")
+
+
+class RewardCommand:
+    """A command that reads a JSON line per answer (`prompt`, `response`, `record`) and prints one number a line."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+        try:
+            self._words = shlex.split(command)
+        except ValueError as failure:
+            raise UserError(f"--reward-command cannot be split into words: {failure}", "close its quotes") from None
+
+    def __call__(self, answers: Sequence[Answer]) -> list[float]:
+        """Run the command once over the answers.
+
+        Raises:
+            UserError: it failed, or printed something other than a finite number per answer.
+        """
+        lines = [
+            {
+                "prompt": answer.messages[-1].content,
+                "response": answer.text,
+                "record": json.loads(answer.record),
+            }
+            for answer in answers
+        ]
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        try:
+            done = subprocess.run(
+                self._words, input=text.encode(), capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False
             )
-        bad = next((position for position, score in enumerate(scores) if not math.isfinite(score)), None)
-        if bad is not None:
+        except OSError as failure:
             raise UserError(
-                f"the reward function {self.named} gave {scores[bad]} for the response {responses[bad][:80]!r}",
-                "return finite numbers",
+                f"the reward command cannot be started: {failure}", "give a command that is on the PATH, or its path"
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                f"the reward command has run for {COMMAND_TIMEOUT_S:.0f} s over {len(answers)} answers",
+                "make it faster, or lower --global-batch-size",
+            ) from None
+        if done.returncode:
+            told = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            raise UserError(
+                f"the reward command ended with status {done.returncode}" + (f": {told[-1]}" if told else ""),
+                f"try it by hand: {self.command}",
             )
-        return scores
+        printed = done.stdout.decode("utf-8", "replace").split()
+        try:
+            scores = [float(word) for word in printed]
+        except ValueError as failure:
+            raise UserError(
+                f"the reward command printed something other than numbers: {failure}", "print one number a line"
+            ) from None
+        return checked_scores(scores, [answer.text for answer in answers], "the reward command")
+
+
+def checked_scores(scores: list[float], responses: Sequence[str], what: str) -> list[float]:
+    """Return the scores.
+
+    Raises:
+        UserError: there is not one finite number per response.
+    """
+    if len(scores) != len(responses):
+        raise UserError(f"{what} gave {len(scores)} scores for {len(responses)} responses", "give one per response")
+    bad = next((position for position, score in enumerate(scores) if not math.isfinite(score)), None)
+    if bad is not None:
+        raise UserError(f"{what} gave {scores[bad]} for the response {responses[bad][:80]!r}", "give finite numbers")
+    return scores
+
+
+def _num_parameters(function: Callable[..., Any]) -> int:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 2
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(parameter.kind in kinds and parameter.default is parameter.empty for parameter in parameters)
 
 
 def split_function_name(named: str) -> tuple[Path, str]:
@@ -103,7 +182,7 @@ def split_function_name(named: str) -> tuple[Path, str]:
     return file, name
 
 
-def _load_function(file: Path, name: str) -> Callable[[list[str], list[str]], Any]:
+def _load_function(file: Path, name: str) -> Callable[..., Any]:
     spec = importlib.util.spec_from_file_location(f"llmctl_reward_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise UserError(f"{file} is not a Python file", "give FILE.py:NAME")

@@ -12,8 +12,8 @@ from llmctl.config.common import RunOptions
 from llmctl.errors import UserError
 from llmctl.model.huggingface import SCORE_HEAD, find_model_folder, read_model_config, weight_files
 from llmctl.rlhf import comparisons, prompts
-from llmctl.rlhf.config import DpoConfig, PpoConfig, RewardConfig
-from llmctl.rlhf.rewards import RewardFunction, split_function_name
+from llmctl.rlhf.config import DpoConfig, RewardConfig, RolloutConfig
+from llmctl.rlhf.rewards import RewardCommand, RewardFunction, split_function_name
 from llmctl.training.conversations.template import load_chat_template
 from llmctl.training.launch import run_stage
 
@@ -70,42 +70,65 @@ def _on_comparisons(
     )
 
 
-def run_ppo(
+def run_ppo(source: Path, output: Path, config: RolloutConfig, options: RunOptions, **given: Any) -> Manifest | None:
+    """Improve a model against a reward with a value model; see `PpoConfig` and `_on_prompts`."""
+    return _on_prompts("ppo", "ppo_train", source, output, config, options, **given)
+
+
+def run_grpo(source: Path, output: Path, config: RolloutConfig, options: RunOptions, **given: Any) -> Manifest | None:
+    """Improve a model against a reward, relative to groups of answers; see `GrpoConfig` and `_on_prompts`."""
+    return _on_prompts("grpo", "group_train", source, output, config, options, **given)
+
+
+def run_rloo(source: Path, output: Path, config: RolloutConfig, options: RunOptions, **given: Any) -> Manifest | None:
+    """Improve a model against a reward with leave-one-out baselines; see `RlooConfig` and `_on_prompts`."""
+    return _on_prompts("rloo", "group_train", source, output, config, options, **given)
+
+
+def _on_prompts(
+    kind: str,
+    module: str,
     source: Path,
     output: Path,
-    config: PpoConfig,
+    config: RolloutConfig,
     options: RunOptions,
     *,
     model: Path,
     reward: Path | None = None,
     reward_fn: str | None = None,
+    held_out_reward: Path | None = None,
 ) -> Manifest | None:
-    """Improve a model against a reward; see `PpoConfig`.
+    """Run a stage that samples answers to prompts.
 
     Args:
         source: prompts, raw or an artifact.
         model: the policy to start from, and the reference.
         reward: a run of `llmctl rlhf reward`, or a folder with its model.
         reward_fn: ``FILE.py:NAME`` of a function of the user's.
+        held_out_reward: a reward model that is only watched.
 
     Raises:
         UserError: not exactly one reward, or an input that cannot be used.
     """
-    if (reward is None) == (reward_fn is None):
+    if (reward is not None) + (reward_fn is not None) + bool(config.reward_command) != 1:
         raise UserError(
-            "ppo needs one reward", "give --reward RUN (made by `llmctl rlhf reward`) or --reward-fn FILE.py:NAME"
+            f"{kind} needs one reward",
+            "give --reward RUN (made by `llmctl rlhf reward`), --reward-fn FILE.py:NAME or --reward-command COMMAND",
         )
     inputs = [
         open_input(source, role="source", kinds=("conversations", "preferences")),
         _model_input(model, "model"),
     ]
     folder = _language_model(model)
-    if reward is not None:
-        inputs.append(_model_input(reward, "reward"))
-        if SCORE_HEAD not in weight_files(find_model_folder(reward)):
-            raise UserError(
-                f"{reward} holds a language model, not a reward model", "train one with `llmctl rlhf reward`"
-            )
+    for role, path in (("reward", reward), ("held_out_reward", held_out_reward)):
+        if path is not None:
+            inputs.append(_model_input(path, role))
+            if SCORE_HEAD not in weight_files(find_model_folder(path)):
+                raise UserError(
+                    f"{path} holds a language model, not a reward model", "train one with `llmctl rlhf reward`"
+                )
+    if config.reward_command:
+        RewardCommand(config.reward_command)
     if reward_fn is not None:
         file, name = split_function_name(reward_fn)
         RewardFunction(file, name)  # fails now, and not after the models are loaded
@@ -117,7 +140,7 @@ def run_ppo(
         return prompts.build(inputs[0], load_chat_template(folder), min(config.seq_len, limit) - config.max_new_tokens)
 
     return run_stage(
-        "llmctl.rlhf.ppo_train:train", output, config, stage="rlhf-ppo", inputs=inputs, options=options, plan=plan
+        f"llmctl.rlhf.{module}:train", output, config, stage=f"rlhf-{kind}", inputs=inputs, options=options, plan=plan
     )
 
 

@@ -23,19 +23,27 @@ class RewardWatch:
         """Return (problem, hint), or None.
 
         Args:
-            history: per update the mean score, response length, KL of an answer and share without an end.
+            history: per update the mean score, response length, KL of an answer, share without an end, and where
+                there is one the mean score of a reward model that is not trained against.
         """
         if len(history) < 2 * WINDOW:
             return None
         first = [fmean(column) for column in zip(*history[:WINDOW], strict=True)]
         last = [fmean(column) for column in zip(*history[-WINDOW:], strict=True)]
         rises = last[0] > first[0]
+        falls = len(first) > 4 and last[4] < first[4]
         found = {
             "length": (
                 rises and last[1] > LENGTH_GROWTH * first[1],
                 f"the score rises ({first[0]:.3g} → {last[0]:.3g}) while answers grow from {first[1]:.0f} to "
                 f"{last[1]:.0f} tokens",
                 "read samples of the answers; --objective mixed holds the length",
+            ),
+            "held-out": (
+                rises and falls,
+                f"the score rises ({first[0]:.3g} → {last[0]:.3g}) while that of the held-out reward model falls "
+                f"({first[-1]:.3g} → {last[-1]:.3g})",
+                "the reward is being gamed: stop earlier, or raise --kl-coef",
             ),
             "kl": (
                 rises and last[2] > LARGE_KL,

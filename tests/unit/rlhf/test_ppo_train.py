@@ -10,7 +10,7 @@ import pytest
 from llmctl.config.common import RunOptions
 from llmctl.errors import UserError
 from llmctl.rlhf.config import PpoConfig, RewardConfig
-from llmctl.rlhf.ppo_train import read_samples
+from llmctl.rlhf.online import read_samples
 from llmctl.rlhf.stage import run_ppo, run_reward
 
 REWARD = "def the(prompts, responses):\n    return [float(text.count('the')) for text in responses]\n"
