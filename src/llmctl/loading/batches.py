@@ -6,6 +6,7 @@ predicted across documents.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,6 +16,9 @@ from llmctl.loading.kernels import check_records, fill
 
 if TYPE_CHECKING:
     from llmctl.artifacts.shards import Locations
+
+# Batches whose memory is kept for others: the one that is trained on, the next, and one that is just given back.
+MAX_BUFFERS = 4
 
 
 class Documents(Protocol):
@@ -107,15 +111,35 @@ class Packed:
     source_tokens: np.ndarray
 
 
-def collate(documents: Documents, pieces: Pieces, seq_len: int) -> Packed:
+class Buffers:
+    """Memory for batches, used again once nobody refers to the batch: fresh memory costs more than filling it."""
+
+    def __init__(self) -> None:
+        self._kept: list[np.ndarray] = []
+
+    def take(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Return an int64 array of any content."""
+        for index in range(len(self._kept)):
+            # Two references: the list's and the argument's.
+            if self._kept[index].shape == shape and sys.getrefcount(self._kept[index]) == 2:
+                return self._kept[index]
+        array = np.empty(shape, dtype=np.int64)
+        self._kept = [*self._kept[-(MAX_BUFFERS - 1) :], array]
+        return array
+
+
+def collate(documents: Documents, pieces: Pieces, seq_len: int, buffers: Buffers | None = None) -> Packed:
     """Return the sequences that pieces describe, each token read straight from the mapped shards.
+
+    Args:
+        buffers: where memory of earlier batches may be found.
 
     Raises:
         RunFailed: a file is cut, or a checksum is wrong (checked at the first use of a document).
     """
     where = documents.locations(pieces.documents)
     _verify(documents, pieces.documents)
-    batch = np.empty((4, pieces.num_sequences, seq_len), dtype=np.int64)
+    batch = (buffers or Buffers()).take((4, pieces.num_sequences, seq_len))
     width = documents.dtype.itemsize
     fill(pieces.firsts, pieces.starts, pieces.sizes, where.tokens, width, documents.eos_id, batch)
     del where  # the maps were held until here

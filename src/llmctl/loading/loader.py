@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from llmctl.errors import UserError
-from llmctl.loading.batches import Documents, Packed, collate, join
+from llmctl.loading.batches import Buffers, Documents, Packed, collate, join
 from llmctl.loading.config import MixtureConfig
 from llmctl.loading.mixture import ALL, MixturePlan, WhenExhausted, columns_of, plan_mixture
 from llmctl.loading.order import choose_validation
@@ -101,6 +101,7 @@ class Loader:
         for stream, samples in zip(self.streams, self.plan.totals, strict=True):
             stream.limit(samples)
         self._schedule = Schedule(self.plan)
+        self._buffers = Buffers()
 
     def _members_of(self, sources: Sequence[str], column: str) -> np.ndarray:
         if column == ALL and not self.settings.mixture.phases:
@@ -158,7 +159,7 @@ class Loader:
         pieces = parts[0]
         if len(parts) > 1:
             pieces = join(parts).take(np.argsort(np.concatenate(places), kind="stable"))
-        return collate(self.documents, pieces, self.settings.seq_len)
+        return collate(self.documents, pieces, self.settings.seq_len, self._buffers)
 
 
 def number_of(column: str) -> int:

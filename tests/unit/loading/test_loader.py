@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.loading.corpus import Corpus
 
 from llmctl.config.load import build
+from llmctl.loading.batches import Buffers
 from llmctl.loading.config import MixtureConfig
 from llmctl.loading.loader import Loader, LoaderSettings
 from llmctl.loading.order import permuted
@@ -149,3 +150,24 @@ def test_validation_is_shared_out_evenly():
     assert len({len(part) for part in parts}) == 1
     count = sum(int((batch["labels"] != -100).sum()) for part in parts for batch in part)
     assert count == tokens == sum(int((batch["labels"] != -100).sum()) for batch in alone)
+
+
+def test_memory_of_a_batch_is_used_again_only_when_nobody_has_it():
+    buffers = Buffers()
+    first = buffers.take((4, 2, 3))
+    first[:] = 1
+    view = first[2]
+    del first
+    others = [buffers.take((4, 2, 3)) for _ in range(6)]
+    assert (view == 1).all()
+    assert all(not np.shares_memory(view, other) for other in others)
+    assert all(not np.shares_memory(one, other) for one in others for other in others if one is not other)
+    buffers = Buffers()
+    first = buffers.take((4, 2, 3))
+    address = first.__array_interface__["data"][0]
+    view = first[1]
+    del first
+    assert buffers.take((4, 2, 3)).__array_interface__["data"][0] != address
+    del view
+    assert buffers.take((4, 2, 3)).__array_interface__["data"][0] == address
+    assert buffers.take((4, 1, 3)).shape == (4, 1, 3)
