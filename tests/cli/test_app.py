@@ -60,10 +60,10 @@ def test_a_mistake_gets_a_sentence_a_hint_and_status_2(arguments: list[str], pro
     assert "Traceback" not in done.stderr
 
 
-def test_an_executor_that_is_not_there_is_refused(tmp_path) -> None:
-    done = llmctl("filter", str(tmp_path), str(tmp_path / "out"), "--executor", "ray")
+def test_a_stage_without_blocks_is_refused_on_ray(tmp_path) -> None:
+    done = llmctl("pretrain", str(tmp_path), str(tmp_path / "out"), "--executor", "ray")
     assert done.returncode == 2
-    assert "`--executor ray` is not there yet" in done.stderr
+    assert "`llmctl pretrain` does not run on Ray" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -63,7 +63,8 @@ def test_methods_and_priorities_are_repeatable(corpus, tmp_path, capsys):
         (["--threshold", "0"], "above 0"),
         (["--threshold", "1.5"], "at most 1"),
         (["--method", "fuzy"], "did you mean `fuzzy`"),
-        (["--executor", "ray"], "ray"),
+        (["--executor", "rai"], "did you mean `ray`"),
+        (["--ray-address", "auto"], "add --executor ray"),
         (["--set", "treshold=0.8"], "did you mean `threshold`"),
     ],
 )

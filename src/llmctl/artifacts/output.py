@@ -304,6 +304,8 @@ class Output:
             statistics: what the manifest tells; only values that are equal for equal runs.
         """
         described = [source.describe() for source in self.inputs]
+        if self.options.executor == "ray":
+            remove_leftovers(self.root)  # of workers that died and whose units others did again
         config_file = write_file(self.root, CONFIG_NAME, to_yaml(self.config).encode())
         write_json(self.root, RUN_NAME, self._run_record())
         manifest = Manifest(
@@ -387,7 +389,10 @@ def open_output(
         UserError: the folder overlaps an input, holds something else, or was made with another configuration.
         RunFailed: the disk is full.
     """
-    claimed = Output(Path(output), kind, stage, config, inputs, options or RunOptions())
+    options = options or RunOptions()
+    # Workers on other machines have other working folders.
+    root = Path(output).absolute() if options.executor == "ray" else Path(output)
+    claimed = Output(root, kind, stage, config, inputs, options)
     try:
         claimed.claim()
     except BaseException:

@@ -143,7 +143,9 @@ def stage_command(
             arguments = dict(values)
             if options_class:
                 run_flags = {name: _given(arguments.pop(name)) for name in run_names}
-                arguments["options"] = load(options_class, None, (), run_flags)
+                options: Any = load(options_class, None, (), run_flags)
+                options.check_executor(stage)
+                arguments["options"] = options
             function(config=config, **arguments)
 
         command.__name__ = function.__name__

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from llmctl.config.schema import Opt
 from llmctl.errors import UserError
+
+# The stages whose work is units that any process can do.
+BLOCK_STAGES = ("filter", "dedup", "tokenize", "shard")
 
 
 @dataclass
@@ -16,8 +20,15 @@ class RunOptions:
 
     workers: Annotated[int, Opt("Worker processes; 0 takes one per available core.", min=0)] = 0
     executor: Annotated[
-        Literal["local", "ray"], Opt("Where blocks of records are worked on; `ray` is refused so far.")
+        Literal["local", "ray"],
+        Opt(
+            "Where blocks of records are worked on: processes of this machine, or Ray (filter, dedup, tokenize, shard)."
+        ),
     ] = "local"
+    ray_address: Annotated[
+        str | None,
+        Opt("Ray cluster to join, such as `auto` or `10.0.0.1:6379`; else RAY_ADDRESS; else Ray on this machine."),
+    ] = None
     overwrite: Annotated[bool, Opt("Delete what an earlier run left in OUTPUT and start anew.")] = False
     if_changed: Annotated[
         Literal["refuse", "overwrite"],
@@ -27,15 +38,26 @@ class RunOptions:
     dry_run: Annotated[bool, Opt("Say what would be read, written and used, and stop.")] = False
 
     def validate(self) -> None:
-        """Refuse what this version cannot do.
+        """Refuse Ray where it is not installed, and a cluster where it is not asked for.
 
         Raises:
-            UserError: the work is asked to run on Ray.
+            UserError: one of these.
         """
-        if self.executor == "ray":
+        if self.executor == "ray" and importlib.util.find_spec("ray") is None:
+            raise UserError("`--executor ray` needs Ray, which is not installed", "pip install 'llmctl[ray]'")
+        if self.executor == "local" and self.ray_address is not None:
+            raise UserError("--ray-address says where, but the executor is `local`", "add --executor ray")
+
+    def check_executor(self, stage: str) -> None:
+        """Refuse Ray for a stage that does not work block by block.
+
+        Raises:
+            UserError: the stage has processes of its own.
+        """
+        if self.executor == "ray" and stage not in BLOCK_STAGES:
             raise UserError(
-                "`--executor ray` is not there yet: blocks of records are worked on by processes of this machine",
-                "leave --executor away; --workers sets the number of processes",
+                f"`llmctl {stage}` does not run on Ray: only {', '.join(BLOCK_STAGES)} work block by block",
+                "leave --executor away",
             )
 
     @property

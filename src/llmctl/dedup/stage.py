@@ -62,12 +62,8 @@ def run(
         The manifest of the output; None after a dry run.
 
     Raises:
-        UserError: a mistake in paths or configuration, or an executor that is not there.
+        UserError: a mistake in paths or configuration.
     """
-    if options.executor == "ray":
-        raise UserError(
-            "dedup cannot run on Ray yet", "leave --executor away; the extra `llmctl[ray]` will bring this command too"
-        )
     opened = open_input(source, role="source", kinds=("documents",))
     bands = NO_BANDS
     if "fuzzy" in config.method or config.keep_index or against:

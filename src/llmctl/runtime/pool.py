@@ -1,4 +1,4 @@
-"""Run a function over units of work on this machine, skipping the units that an earlier run has finished.
+"""Run a function over units of work, on this machine or by Ray, skipping the units that an earlier run has finished.
 
 The unit is a block of records. A unit's function writes its files itself (atomically) and returns a `UnitResult`;
 the parent records it, so that a kill costs at most the units in flight. Results do not depend on the number of
@@ -20,6 +20,7 @@ from llmctl import console
 from llmctl.artifacts.files import FileRecord
 from llmctl.artifacts.output import Output
 from llmctl.errors import LlmctlError, RunFailed
+from llmctl.runtime.ray_pool import run_on_ray
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,11 @@ def run_units(
                 yield unit
 
     with console.progress(label, total_bytes) as shown:
-        if workers == 1:
+        if most_workers == 1 or (workers == 1 and out.options.executor == "local"):
             for unit in pending():
                 finished(unit, function(unit, context))
+        elif out.options.executor == "ray":
+            run_on_ray(function, pending(), context, out.options, finished)
         else:
             _run_pool(function, pending(), context, workers, finished)
     return [(unit, done[unit.name]) for unit in order]

@@ -198,17 +198,6 @@ def test_thresholds_out_of_bounds(tmp_path, threshold):
         dedup_texts(tmp_path, ["a"], threshold=threshold)
 
 
-def test_ray_is_refused_honestly(tmp_path):
-    from llmctl.config.common import RunOptions
-    from llmctl.dedup.config import DedupConfig
-    from llmctl.dedup.stage import run
-
-    source = write_corpus(tmp_path / "i", rows(["a"]))
-    with pytest.raises(UserError, match="Ray"):
-        run(source, tmp_path / "o", DedupConfig(), RunOptions(executor="ray"))
-    assert not (tmp_path / "o").exists()
-
-
 def test_survivor_order(tmp_path):
     one = words(300)
     records = [

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from llmctl.artifacts.files import write_file
+from llmctl.artifacts.files import atomic_file, write_file
 from llmctl.errors import UserError
 from llmctl.runtime.pool import Unit, UnitResult
 
@@ -32,4 +32,16 @@ def die_at_third(unit: Unit, context: dict[str, Any]) -> UnitResult:
     """Die as a process that the system kills for memory."""
     if unit.payload == 3:
         os.kill(os.getpid(), signal.SIGKILL)
+    return write_number(unit, context)
+
+
+def die_once_while_writing(unit: Unit, context: dict[str, Any]) -> UnitResult:
+    """Be killed with half a file written, the first time that the third unit is worked on."""
+    mark = Path(context["calls"] + "-killed")
+    if unit.payload == 3 and not mark.exists():
+        mark.write_text(str(os.getpid()))
+        with atomic_file(Path(context["root"]) / "data" / f"{unit.name}.txt") as out:
+            out.write(b"half")
+            out.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
     return write_number(unit, context)
