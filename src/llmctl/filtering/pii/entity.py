@@ -13,7 +13,7 @@ from typing import Literal
 # What may stand between a label and its value: "Passport No.: ", "护照号码为".
 _CONNECTOR = (
     r"(?:[ \t:：=#.,№º°()（）\[\]\"'`|*/_-]|"
-    r"(?i:number|num|no|nr|n|is|was|are|code|id|of|de|du|der|the)\b|号码|号|為|为|是|码)"
+    r"(?i:number|nummer|n[uú]mero|numéro|num|no|nr|n|is|was|are|code|id|of|de|du|der|the)\b|号码|号|為|为|是|码)"
 )
 CONNECT = _CONNECTOR + "{0,8}"
 

@@ -23,6 +23,11 @@ _TWO_DIGITS = (
 _TWO_DIGIT_CODES = frozenset(_TWO_DIGITS.split())
 _THREE_DIGITS = "21 22 23 24 25 26 29 35 37 38 42 50 59 67 68 69 85 88 96 97 99"
 _THREE_DIGIT_GROUPS = frozenset(_THREE_DIGITS.split())
+_SPARE_CODES = (
+    "210 214 215 217 219 259 292 293 294 295 296 384 388 422 424 425 426 427 428 429 671 684 693 694 695 696 697 698 "
+    "699 851 854 857 858 859 884 885 887 889 969 978 990 997 999"
+)
+_SPARE = frozenset(_SPARE_CODES.split())
 
 
 def _is_email(value: str) -> bool:
@@ -34,7 +39,8 @@ def _is_email(value: str) -> bool:
 
 def _is_international(value: str) -> bool:
     digits = only(value)
-    known = digits[0] in "17" or digits[:2] in _TWO_DIGIT_CODES or digits[:2] in _THREE_DIGIT_GROUPS
+    three = digits[:2] in _THREE_DIGIT_GROUPS and digits[:3] not in _SPARE
+    known = three or digits[0] in "17" or digits[:2] in _TWO_DIGIT_CODES
     if digits[0] == "1":
         return len(digits) == 11 and digits[1] in "23456789" and digits[4] in "23456789"
     return known and 8 <= len(digits) <= 15 and len(set(digits)) > 2
@@ -104,8 +110,8 @@ ENTITIES = (
         "",
         (
             labelled(
-                r"\btel|\btelephone|\bphone|\bmobile|\bcell|\bfax|\btelefon|\bteléfono|\btéléphone|\bhandy|联系电话|电话|手机|传真",
-                r"\(?[0-9](?:[ .\-/]{0,2}[()]?[0-9]){5,14}",
+                r"\btel(?:ephone|efon)?|\bphone|\bmobile|\bcell|\bfax|\bteléfono|\btéléphone|\bhandy|联系电话|电话|手机|传真",
+                r"\(?[0-9](?:[ .\-/]{0,3}[()]?[0-9]){5,14}",
             ),
         ),
         _is_labelled_phone,

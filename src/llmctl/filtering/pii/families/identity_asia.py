@@ -15,6 +15,7 @@ _PROVINCE_CODES = (
 _PROVINCES = frozenset(_PROVINCE_CODES.split())
 _USCC = "0123456789ABCDEFGHJKLMNPQRTUWXY"
 _USCC_WEIGHTS = tuple(pow(3, position, 31) for position in range(17))
+_GB_11714 = (3, 7, 9, 10, 5, 8, 4, 2)
 # Letters of Taiwanese identity cards: their two-digit codes.
 _TW_CODES = {letter: 10 + position for position, letter in enumerate("ABCDEFGHJKLMNPQRSTUVXYWZIO")}
 
@@ -30,7 +31,8 @@ def _is_cn_resident_15(value: str) -> bool:
 
 
 def _is_cn_company(value: str) -> bool:
-    if any(char.isalpha() for char in value) is False and len(set(value)) < 4:
+    organisation = 11 - sum(int(char, 36) * weight for char, weight in zip(value[8:16], _GB_11714, strict=True)) % 11
+    if value[16] != ("X" if organisation == 10 else "0" if organisation == 11 else str(organisation)):
         return False
     total = sum(_USCC.index(char) * weight for char, weight in zip(value[:17], _USCC_WEIGHTS, strict=True))
     return value[2:4] in _PROVINCES | {"10"} and _USCC[-total % 31] == value[17]
@@ -115,7 +117,7 @@ ENTITIES = (
         "A Chinese unified social credit code.",
         (number("[1-9A-HJ-NPQRTUWXY][1-9][0-9]{6}[0-9A-HJ-NPQRTUWXY]{10}", r"[1-9][0-9]{6}[0-9A-HJ-NPQRTUWXY]{10}"),),
         _is_cn_company,
-        "modulus 31 (GB 32100-2015)",
+        "modulus 31 (GB 32100-2015), of the organisation modulus 11 (GB 11714-1997)",
     ),
     Entity(
         "hk_identity_card",

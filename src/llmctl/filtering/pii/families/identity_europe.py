@@ -207,7 +207,7 @@ ENTITIES = (
     Entity(
         "nl_bsn",
         "A Dutch citizen service number after its label (BSN, sofinummer).",
-        (labelled(r"\bbsn\b|burgerservice|sofi-?nummer", r"[0-9]{9}|[0-9]{4}[ .][0-9]{2}[ .][0-9]{3}"),),
+        (labelled(r"\bbsn\b|burgerservice(?:nummer)?|sofi-?nummer", r"[0-9]{9}|[0-9]{4}[ .][0-9]{2}[ .][0-9]{3}"),),
         _is_bsn,
         "eleven test (Rijksdienst voor Identiteitsgegevens)",
         "high",
@@ -258,7 +258,7 @@ ENTITIES = (
         "A Belgian national number with its points, or after its label.",
         (
             number(r"[0-9]{2}\.[0-9]{2}\.[0-9]{2}-[0-9]{3}[.-][0-9]{2}", r"\.[0-9]{2}\.[0-9]{2}-[0-9]{3}"),
-            labelled(r"rijksregister|registre national|(?-i:\bNISS\b|\bINSZ\b)", "[0-9]{11}"),
+            labelled(r"rijksregister(?:nummer)?|registre national|(?-i:\bNISS\b|\bINSZ\b)", "[0-9]{11}"),
         ),
         _is_be,
         "modulus 97 (Royal Decree of 25 November 1997)",

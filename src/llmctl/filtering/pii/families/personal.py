@@ -50,8 +50,8 @@ _ZH_FROM_LABEL = (
 )
 _EN_STREET = (
     r"[1-9][0-9]{0,5}[A-Za-z]?,? (?:[NSEW]\.? )?(?:[A-Z0-9][A-Za-z0-9'’.-]{1,20} ){1,4}"
-    rf"(?:{_STREETS})\b\.?(?:,? (?:Apt|Apartment|Suite|Ste|Unit|Floor|#)\.? ?#?[A-Za-z0-9-]{{1,6}})?"
-    r"(?:,? [A-Z][A-Za-z .]{1,25}?,? [A-Z]{2} [0-9]{5}(?:-[0-9]{4})?)?"
+    rf"(?:{_STREETS})\b(?:\.?,? (?:Apt|Apartment|Suite|Ste|Unit|Floor|#)\.? ?#?[A-Za-z0-9-]{{1,6}})?"
+    r"(?:\.?,? [A-Z][A-Za-z .]{1,25}?,? [A-Z]{2} [0-9]{5}(?:-[0-9]{4})?)?"
 )
 _DE_STREETS = r"straße|strasse|str\.|weg|platz|allee|gasse"
 _DE_STREET = f"[A-ZÄÖÜ][a-zäöüß]{{2,20}}(?:{_DE_STREETS}) [0-9]{{1,4}}[a-z]?(?:, [0-9]{{5}} [A-ZÄÖÜ][a-zäöüß]{{2,20}})?"
