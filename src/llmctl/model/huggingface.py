@@ -16,6 +16,7 @@ from llmctl.artifacts.files import FileRecord, adopt_file, fsync_directory, safe
 from llmctl.artifacts.manifest import MANIFEST_NAME, read_manifest
 from llmctl.errors import UserError
 from llmctl.model.config import ModelConfig, rope_type
+from llmctl.model.vocabulary import VOCABULARY_ROWS, GrownTokens, grown_shape
 
 if TYPE_CHECKING:
     import torch
@@ -174,12 +175,17 @@ def exported_name(name: str) -> str:
 
 
 def load_model(
-    folder: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    folder: Path | str,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    grown: GrownTokens | None = None,
 ) -> Transformer:
     """Load a checkpoint (a Hugging Face folder or an llmctl run) as a whole `Transformer`.
 
     Args:
         dtype: of the parameters; None takes float32.
+        grown: new tokens that the model gets.
 
     Raises:
         UserError: no model there, an unknown architecture, missing or surplus weights, wrong shapes.
@@ -189,13 +195,16 @@ def load_model(
     from llmctl.model.transformer import Transformer
 
     folder = find_model_folder(folder)
-    model = Transformer(read_model_config(folder), seed=None)
-    load_weights(model, folder)
+    model = Transformer(grown_shape(read_model_config(folder), grown), seed=None)
+    load_weights(model, folder, grown)
     return model.to(device=device, dtype=dtype or torch.float32)
 
 
-def load_weights(model: Transformer, folder: Path) -> None:
+def load_weights(model: Transformer, folder: Path, grown: GrownTokens | None = None) -> None:
     """Fill a model, whole or a shard of one, from a Hugging Face folder.
+
+    Args:
+        grown: new tokens that the model has and the folder has not.
 
     Raises:
         UserError: missing or surplus weights, wrong shapes.
@@ -226,6 +235,10 @@ def load_weights(model: Transformer, folder: Path) -> None:
                 handles[path] = safe_open(path, framework="pt")
             piece = handles[path].get_slice(theirs)
             shard = shard_of(parameter)
+            if grown is not None and name in VOCABULARY_ROWS:
+                with torch.no_grad():
+                    copy_shard(parameter, grown.rows(piece[:], shard.shape[0]))
+                continue
             if tuple(piece.get_shape()) != shard.shape:
                 raise UserError(
                     f"{path} has {theirs} of shape {tuple(piece.get_shape())} instead of {shard.shape}",

@@ -13,7 +13,8 @@ from llmctl import console
 from llmctl.artifacts.shards import TokenDocuments, open_shards
 from llmctl.errors import UserError
 from llmctl.model.config import ModelConfig
-from llmctl.model.huggingface import read_model_config, special_token_ids
+from llmctl.model.huggingface import find_model_folder, read_model_config, special_token_ids
+from llmctl.model.vocabulary import GrownTokens, grown_shape, growth_of
 from llmctl.pretraining.config import PretrainConfig
 from llmctl.pretraining.data import PretrainingData
 from llmctl.pretraining.mixture_report import say_mixture, write_plan, write_realized
@@ -45,9 +46,12 @@ def train(job: Job) -> dict[str, Any]:
         data.log = SampleLog(job.root, world.dp_rank, columns, documents.sources, config.log_samples)
     if world.is_main:
         write_plan(job.root, data.loader)
-    engine = make_engine(build_model(config.model, config, world, config.init_from), config, world)
+    grown = grown_tokens(config, documents)
+    engine = make_engine(build_model(config.model, config, world, config.init_from, grown), config, world)
     if world.is_main:
         _say_what(config, data, engine, job)
+        if grown is not None:
+            console.info(f"pretrain: {grown.describe()}")
     try:
         return _run(dataclasses.replace(job, config=config), config, data, documents, engine)
     finally:
@@ -60,8 +64,9 @@ def resolve(config: PretrainConfig, documents: TokenDocuments) -> PretrainConfig
     Raises:
         UserError: a vocabulary smaller than the tokenizer's.
     """
-    model = read_model_config(config.init_from) if config.init_from else config.model
+    model = config.model
     if config.init_from:
+        model = grown_shape(read_model_config(config.init_from), grown_tokens(config, documents))
         model = dataclasses.replace(model, dropout=config.model.dropout)
     changes: dict[str, Any] = {}
     if not model.vocab_size:
@@ -74,6 +79,14 @@ def resolve(config: PretrainConfig, documents: TokenDocuments) -> PretrainConfig
     if not model.max_seq_len:
         changes["max_seq_len"] = config.seq_len
     return dataclasses.replace(config, model=dataclasses.replace(model, **changes))
+
+
+def grown_tokens(config: PretrainConfig, documents: TokenDocuments) -> GrownTokens | None:
+    """Return the tokens of the shards that the initial model does not know, if its tokenizer was grown for them."""
+    if not config.init_from:
+        return None
+    folder = find_model_folder(config.init_from)
+    return growth_of(folder, read_model_config(folder).vocab_size, Path(documents.tokenizer))
 
 
 def _say_what(config: PretrainConfig, data: PretrainingData, engine: Engine, job: Job) -> None:

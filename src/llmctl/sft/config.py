@@ -20,6 +20,14 @@ class SftConfig(TrainingConfig):
     epochs: Annotated[float, Opt("Passes over the training conversations, where `steps` is 0.", min=0)] = 2.0
     global_batch_size: Annotated[int, Opt("Packed sequences of one optimizer step, over all processes.", min=1)] = 16
     lr: Annotated[float, Opt("Peak learning rate.", min=0)] = 2e-5
+    tokenizer: Annotated[
+        str | None,
+        Opt(
+            "A tokenizer that was grown from the model's (output of `llmctl tokenize` or `shard`, or a folder); the "
+            "model gets its new tokens.",
+            identity=False,
+        ),
+    ] = None
     packing: Annotated[
         Literal["isolate", "off"],
         Opt("`isolate` puts several conversations into a sequence, none of which sees another; `off` pads each."),

@@ -10,6 +10,7 @@ from llmctl.artifacts.inputs import Input, open_input
 from llmctl.artifacts.manifest import Manifest
 from llmctl.config.common import RunOptions
 from llmctl.model.huggingface import find_model_folder, read_model_config
+from llmctl.model.vocabulary import find_tokenizer_folder
 from llmctl.sft.config import SftConfig
 from llmctl.sft.data import build_data, limit_seq_len
 from llmctl.training.conversations.template import load_chat_template
@@ -43,6 +44,10 @@ def run(
         inputs.append(open_input(validation, role="validation", kinds=("conversations",)))
     folder = find_model_folder(model)
     read_model_config(folder)
+    tokenizer = folder
+    if config.tokenizer is not None:
+        tokenizer = find_tokenizer_folder(config.tokenizer)
+        inputs.append(open_input(tokenizer, role="tokenizer"))
     return run_stage(
         "llmctl.sft.train:train",
         output,
@@ -50,15 +55,15 @@ def run(
         stage="sft",
         inputs=inputs,
         options=options,
-        plan=lambda: _plan(inputs, folder, config),
+        plan=lambda: _plan(inputs, folder, tokenizer, config),
     )
 
 
-def _plan(inputs: list[Input], folder: Path, config: SftConfig) -> dict[str, Any]:
+def _plan(inputs: list[Input], folder: Path, tokenizer: Path, config: SftConfig) -> dict[str, Any]:
     """Read and render everything, and say what a run would do with it."""
     config = dataclasses.replace(config, seq_len=limit_seq_len(config.seq_len, read_model_config(folder)))
     by_role = {source.role: source for source in inputs}
-    data = build_data(by_role["source"], by_role.get("validation"), load_chat_template(folder), config)
+    data = build_data(by_role["source"], by_role.get("validation"), load_chat_template(tokenizer), config)
     return {
         "records": data.statistics["records"],
         "conversations": data.statistics["conversations"],

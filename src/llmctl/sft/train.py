@@ -9,6 +9,7 @@ from typing import Any
 from llmctl import console
 from llmctl.artifacts.inputs import open_input
 from llmctl.model.huggingface import find_model_folder, load_model, read_model_config
+from llmctl.model.vocabulary import grown_shape, growth_of
 from llmctl.sft.config import SftConfig
 from llmctl.sft.data import SftData, build_data, is_written, limit_seq_len, read_data, write_data
 from llmctl.sft.packing import micro_batches
@@ -33,11 +34,15 @@ def train(job: Job) -> dict[str, Any]:
     config: SftConfig = dataclasses.replace(job.config, seq_len=limit_seq_len(job.config.seq_len, shape))
     if config.seq_len < job.config.seq_len and job.world.is_main:
         console.info(f"seq_len is {config.seq_len:,}: the model reads no more")
-    template = load_chat_template(folder)
-    check_vocabulary(template, shape.vocab_size, folder)
+    tokenizer = job.sources.get("tokenizer", folder)
+    grown = growth_of(folder, shape.vocab_size, tokenizer)
+    if grown is not None and job.world.is_main:
+        console.info(f"sft: {grown.describe()}")
+    template = load_chat_template(tokenizer)
+    check_vocabulary(template, grown_shape(shape, grown).vocab_size, tokenizer)
     data = _data(job, config, template)
     config = dataclasses.replace(config, steps=data.total_steps(config))
-    model = load_model(folder)
+    model = load_model(folder, grown=grown)
     engine = make_engine(model, config, job.world)
     try:
         return _Training(dataclasses.replace(job, config=config), config, data, template, engine).run()

@@ -9,6 +9,7 @@ from llmctl.model.config import ModelConfig
 from llmctl.model.huggingface import find_model_folder, load_weights
 from llmctl.model.layers import TensorGroup
 from llmctl.model.transformer import Transformer
+from llmctl.model.vocabulary import GrownTokens
 from llmctl.training.config import TrainingConfig
 from llmctl.training.distributed import World
 from llmctl.training.layout import Layout, stage_chunks
@@ -39,9 +40,16 @@ def _divides(shape: ModelConfig, size: int) -> bool:
 
 
 def build_model(
-    shape: ModelConfig, config: TrainingConfig, world: World, weights: Path | str | None = None
+    shape: ModelConfig,
+    config: TrainingConfig,
+    world: World,
+    weights: Path | str | None = None,
+    grown: GrownTokens | None = None,
 ) -> Transformer:
     """Return this process's part of a decoder, with initial values by `config.seed` or weights from a folder.
+
+    Args:
+        grown: new tokens that the shape has and the weights have not.
 
     Raises:
         UserError: see `check_model_layout` and `load_weights`.
@@ -52,5 +60,5 @@ def build_model(
     model = Transformer(shape, group=group, layers=layers, seed=None if weights is not None else config.seed)
     model.recompute = config.recompute
     if weights is not None:
-        load_weights(model, find_model_folder(weights))
+        load_weights(model, find_model_folder(weights), grown)
     return model
