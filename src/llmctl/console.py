@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llmctl.errors import LlmctlError
@@ -28,6 +28,7 @@ class _State:
     json_output: bool = False
     quiet: bool = False
     printed_json: bool = False
+    names: dict[str, str] = field(default_factory=dict)
 
 
 _state = _State()
@@ -38,6 +39,18 @@ def configure(*, json_output: bool = False, quiet: bool = False) -> None:
     _state.json_output = json_output
     _state.quiet = quiet
     _state.printed_json = False
+    _state.names = {}
+
+
+def show_as(path: str, name: str) -> None:
+    """Print `name` wherever `path` would be printed: the address of a folder instead of its copy here."""
+    _state.names[path] = name
+
+
+def _named(text: str) -> str:
+    for path, name in _state.names.items():
+        text = text.replace(path, name)
+    return text
 
 
 def is_json() -> bool:
@@ -57,7 +70,7 @@ def is_terminal() -> bool:
 
 def _talk(line: str) -> None:
     try:
-        print(line, file=sys.stderr, flush=True)
+        print(_named(line), file=sys.stderr, flush=True)
     except BrokenPipeError:
         # The reader of our talk went away; the work goes on.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - lives as long as the process
@@ -90,12 +103,12 @@ def result(text: str, **data: Any) -> None:
     if _state.json_output:
         _print_json(data)
     else:
-        print(text, flush=True)
+        print(_named(text), flush=True)
 
 
 def _print_json(data: Mapping[str, Any]) -> None:
     # A command prints one object; NaN is not JSON, so it becomes null.
-    print(json.dumps(_finite(data), ensure_ascii=False, default=str), flush=True)
+    print(_named(json.dumps(_finite(data), ensure_ascii=False, default=str)), flush=True)
     _state.printed_json = True
 
 

@@ -85,8 +85,8 @@ def _ancestor(entry: dict[str, Any], place: Any, folder: Path, depth: int) -> An
     if ancestor.kind == RAW:
         ancestor.num_files = len(files)
         ancestor.bytes = sum(int(file.get("bytes", 0)) for file in files)
-    if not isinstance(place, str) or not place:
-        return ancestor
+    if not isinstance(place, str) or not place or "://" in place:
+        return ancestor  # what lies in object storage is not looked up
     ancestor.path = _where(Path(place), folder)
     if not ancestor.path.exists():
         ancestor.state = MISSING

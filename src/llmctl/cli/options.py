@@ -20,6 +20,8 @@ from llmctl.config.schema import Field, fields_of, to_yaml
 
 CONFIG_PANEL = "Configuration"
 RUN_PANEL = "Run"
+# The stages whose OUTPUT may be in object storage; the others write while they train.
+DATA_STAGES = ("filter", "dedup", "tokenize", "shard")
 
 
 def flag_name(name: str) -> str:
@@ -146,7 +148,12 @@ def stage_command(
                 options: Any = load(options_class, None, (), run_flags)
                 options.check_executor(stage)
                 arguments["options"] = options
-            function(config=config, **arguments)
+            from llmctl.artifacts.addresses import local_paths
+
+            run = arguments.get("options", RunOptions())
+            writes = stage in DATA_STAGES
+            with local_paths(arguments, verify=run.verify, overwrite=run.overwrite, writes=writes) as local:
+                function(config=config, **local)
 
         command.__name__ = function.__name__
         command.__doc__ = function.__doc__

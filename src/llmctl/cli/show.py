@@ -39,8 +39,12 @@ def command(
     Exit status 1 when a file is missing or differs from its checksum.
     """
     console.configure(json_output=json_output, quiet=quiet)
+    from llmctl.artifacts.addresses import local_paths, url_of
     from llmctl.artifacts.manifest import MANIFEST_NAME, STATE_FOLDER
 
+    if url_of(path) is not None:
+        with local_paths({"path": path}, verify=verify, overwrite=False, writes=False) as local:
+            path = local["path"]
     if path.name == MANIFEST_NAME and path.is_file():
         path = path.parent
     if (path / MANIFEST_NAME).is_file():

@@ -72,7 +72,7 @@ def _shard_faults(
             seen.tokens += int(layout.lengths.sum())
             first += len(layout.starts)
     except BrokenFile as failure:
-        return [*faults, Fault(name, failure.problem, failure.record, failure.offset)]
+        return [*faults, Fault(name, failure.reason, failure.record, failure.offset)]
     if documents is not None and first != documents.num_rows:
         faults.append(Fault(name, f"it holds {first:,} documents instead of {documents.num_rows:,}"))
     return faults[:MAX_FAULTS_PER_FILE]
@@ -118,5 +118,5 @@ def verify_foreign(path: Path, name: str, files: list[Path]) -> tuple[list[Fault
                 seen.bytes += file.stat().st_size
                 shown.advance(file.stat().st_size)
             except BrokenFile as failure:
-                faults.append(Fault(shown_name, failure.problem, failure.record, failure.offset))
+                faults.append(Fault(shown_name, failure.reason, failure.record, failure.offset))
     return faults, seen

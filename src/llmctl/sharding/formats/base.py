@@ -21,9 +21,14 @@ class BrokenFile(UserError):
     """A file that is not what its format says; `record` and `offset` say where, if that is known."""
 
     def __init__(self, path: Path, problem: str, record: int | None = None, offset: int | None = None) -> None:
+        self._arguments = path, problem, record, offset
         where = "" if record is None else f", record {record}" + ("" if offset is None else f" at byte {offset:,}")
         super().__init__(f"{path}{where}: {problem}", "make the file again, or get it again from where it comes from")
-        self.problem, self.record, self.offset = problem, record, offset
+        self.reason, self.record, self.offset = problem, record, offset
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions cross process borders.
+        return type(self), self._arguments
 
 
 @dataclass(frozen=True)
