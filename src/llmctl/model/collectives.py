@@ -51,7 +51,8 @@ class Traffic:
     Attributes:
         sent: bytes; a collective counts as its ring algorithm would send them.
         seconds: time in blocking calls, and in sums of gradients under the backward pass; on a GPU collectives return
-            at once and the time is in the computing phases.
+            at once and the time is in the computing phases. The part under the backward pass stands as ``dp_hidden``
+            too.
     """
 
     sent: dict[str, float] = field(default_factory=dict)
@@ -82,7 +83,8 @@ class Traffic:
         begun = max(started, self._until.get(group, 0.0))
         self._until[group] = now
         self.add(group, num_bytes)
-        self.seconds[group] = self.seconds.get(group, 0.0) + max(0.0, now - begun)
+        for name in (group, f"{group}_hidden"):
+            self.seconds[name] = self.seconds.get(name, 0.0) + max(0.0, now - begun)
 
     def take(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return (bytes, seconds) by group and begin anew."""

@@ -90,8 +90,12 @@ def move_module(module: nn.Module, precision: str, device: torch.device) -> nn.M
 
 def compile_layers(model: nn.Module) -> None:
     """Compile each decoder layer by itself; the first step takes the time of compiling one."""
+    import torch._dynamo
+
     from llmctl.model.transformer import DecoderLayer
 
+    # The number of a layer must not make its code another: one compilation serves all.
+    torch._dynamo.config.allow_unspec_int_on_nn_module = True
     for module in model.modules():
         if isinstance(module, DecoderLayer):
             module.compile()
