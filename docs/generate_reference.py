@@ -35,6 +35,7 @@ def pages() -> dict[str, str]:
         found[name.removeprefix("llmctl ").replace(" ", "-") + ".md"] = _command_page(name, command)
     for slug, (title, folder) in CATALOGUES.items():
         found[f"{slug}.md"] = _catalogue_page(title, folder)
+    found["sensitive-entities.md"] = sensitive_entities_page()
     index = ["# Reference", "", "Generated from the code by `make docs`.", ""]
     index += [f"- [{name.removesuffix('.md')}]({name})" for name in found]
     found["index.md"] = "\n".join(index) + "\n"
@@ -97,6 +98,29 @@ def _catalogue_page(title: str, folder: Path) -> str:
             continue
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         lines += [f"## {path.stem}", "", docstring, ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def sensitive_entities_page() -> str:
+    """Return the catalogue of sensitive entities: a table for each family."""
+    from llmctl.filtering.pii.catalogue import entities_of, family_names, type_names
+
+    lines = [f"# Sensitive entities ({len(type_names())} types)", ""]
+    lines += [
+        "What `llmctl filter --pii` looks for. Types of low confidence only if asked for. In a masked text an entity is"
+    ]
+    lines += ["`<TYPE>` in capitals, or `<TYPE_1>` with `--pii-consistent`.", ""]
+    for family in family_names():
+        path = SOURCE / "filtering" / "pii" / "families" / f"{family}.py"
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        lines += [f"## {family}", "", docstring, "", "| type | what | verified | confidence |", "|---|---|---|---|"]
+        # A type may have a second entry without a text of its own, for other forms of it.
+        shown = [entity for entity in entities_of(family) if entity.what]
+        lines += [
+            f"| `{entity.name}` | {_cell(entity.what)} | {_cell(entity.checked or 'form')} | {entity.confidence} |"
+            for entity in shown
+        ]
+        lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
 

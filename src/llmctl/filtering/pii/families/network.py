@@ -8,11 +8,17 @@ from llmctl.filtering.pii.checksums import luhn, only
 from llmctl.filtering.pii.entity import Entity, labelled, near
 
 
+_RESOLVERS = frozenset({"1.1.1.1", "1.0.0.1", "8.8.8.8", "8.8.4.4", "9.9.9.9"})
+
+
 def _is_ipv4(value: str) -> bool:
     parts = value.split(".")
     if any((len(part) > 1 and part[0] == "0") or int(part) > 255 for part in parts):
         return False
-    # 1.2.3.4 is a version more often than an address; the unspecified, loopback and mask forms point at nobody.
+    # Small numbers throughout are a version, a section or an object identifier more often than an address.
+    if max(map(int, parts)) < 32 and value not in _RESOLVERS:
+        return False
+    # Loopback, masks and 0.0.0.0 point at nobody.
     address = ipaddress.IPv4Address(value)
     return not (address.is_loopback or address.is_unspecified or parts[0] in ("0", "255"))
 
@@ -50,10 +56,10 @@ _DEGREES = (
 ENTITIES = (
     Entity(
         "ipv4",
-        "An IPv4 address, private ones included; loopback, masks and 0.0.0.0 are not.",
+        "An IPv4 address, private ones included; loopback, masks, 0.0.0.0 and what looks like a version are not.",
         (near(rf"[0-9]\.{_OCTET}\.{_OCTET}\.[0-9]", rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET}", 3, 4),),
         _is_ipv4,
-        "four numbers up to 255 without leading zeros",
+        "four numbers up to 255 without leading zeros, one of them above 31 (public resolvers excepted)",
         "medium",
         "digits",
     ),

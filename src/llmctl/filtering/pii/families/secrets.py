@@ -55,7 +55,7 @@ def _is_placeholder(value: str) -> bool:
 
 
 def _is_password(value: str) -> bool:
-    if _is_placeholder(value) or any(char in value for char in "(){}<>$%"):
+    if _is_placeholder(value) or value.startswith(("/", "./", "~")) or any(char in value for char in "(){}<>$%"):
         return False
     return sum(any(test(char) for char in value) for test in (str.isdigit, str.isalpha)) == 2
 

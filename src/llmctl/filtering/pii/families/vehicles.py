@@ -77,7 +77,7 @@ ENTITIES = (
             labelled(
                 r"\blicen[sc]e plate|\bnumber plate|\bplate (?:number|no)|\bregistration (?:plate|mark)|\bkennzeichen|"
                 r"\bimmatriculation|车牌号?码?",
-                "[A-ZÄÖÜ0-9]{1,3}(?:[ ·-]?[A-Z0-9]{1,4}){1,3}",
+                r"[A-ZÄÖÜ0-9]{1,3}(?:[ ·-]?[A-Z0-9]{1,4}){1,3}\b",
             ),
         ),
         _has_digit_and_letter,
