@@ -110,7 +110,8 @@ ENTITIES = (
         "",
         (
             labelled(
-                r"\btel(?:ephone|efon)?|\bphone|\bmobile|\bcell(?:ular)? ?(?:phone|:)|\bfax|\bteléfono|\btéléphone|\bhandy|联系电话|电话|手机|传真",
+                r"\btel(?:ephone|efon)?|\bphone|\bmobile|\bcell(?:ular)? ?(?:phone|:)|\bfax|"
+                r"\bteléfono|\btéléphone|\bhandy|联系电话|电话|手机|传真",
                 r"\(?[0-9](?:[ .\-/]{0,3}[()]?[0-9]){5,14}",
             ),
         ),

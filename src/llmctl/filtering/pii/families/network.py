@@ -7,7 +7,6 @@ import ipaddress
 from llmctl.filtering.pii.checksums import luhn, only
 from llmctl.filtering.pii.entity import Entity, labelled, near
 
-
 _RESOLVERS = frozenset({"1.1.1.1", "1.0.0.1", "8.8.8.8", "8.8.4.4", "9.9.9.9"})
 
 
