@@ -28,11 +28,12 @@ class Hosts:
     cards: tuple[str, str]
     addresses: tuple[str, str]
 
-    def start(self, host: int, command: Sequence[str], **environment: str) -> subprocess.Popen:
-        """Start a command on a host."""
+    def start(self, host: int, command: Sequence[str], read: bool = False, **environment: str) -> subprocess.Popen:
+        """Start a command on a host; `read` keeps its standard output for `communicate`."""
         return subprocess.Popen(
             ["ip", "netns", "exec", self.names[host], *command],
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            stdout=subprocess.PIPE if read else None,
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 MAX_OPERATORS = 10
+# Longest wait for another host of a probe.
+PROBE_TIMEOUT_S = 120.0
 
 
 def register(app: typer.Typer) -> None:
@@ -50,6 +52,21 @@ def command(
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="RULE", help="Print a rule's page and stop; `all` lists them.")
     ] = None,
+    probe_network: Annotated[
+        bool,
+        typer.Option(
+            "--probe-network",
+            help="Measure the link between every two hosts and name the slow ones; started on each host as a run is.",
+        ),
+    ] = False,
+    processes: Annotated[int, typer.Option("--processes", help="For the probe: processes on this host.")] = 0,
+    nodes: Annotated[int, typer.Option("--nodes", help="For the probe: hosts.")] = 1,
+    node_rank: Annotated[int, typer.Option("--node-rank", help="For the probe: number of this host, from 0.")] = 0,
+    rendezvous: Annotated[str | None, typer.Option("--rendezvous", help="For the probe: HOST:PORT of host 0.")] = None,
+    device: Annotated[str, typer.Option("--device", help="For the probe: auto, cpu or cuda.")] = "auto",
+    expect_gbit: Annotated[
+        float | None, typer.Option("--expect-gbit", help="For the probe: what a link should reach, in Gbit/s.")
+    ] = None,
     config: DiagnoseConfig,
     options: RunOptions,
 ) -> None:
@@ -58,6 +75,10 @@ def command(
 
     if explain is not None:
         _explain(explain)
+        return
+    if probe_network:
+        job = {"processes": processes, "nodes": nodes, "node_rank": node_rank, "rendezvous": rendezvous}
+        _probe({**job, "device": device, "timeout_s": PROBE_TIMEOUT_S}, expect_gbit, exit_code)
         return
     if run is None:
         raise UserError("no run was named", "llmctl diagnose RUN; `llmctl diagnose --explain all` lists the rules")
@@ -75,6 +96,32 @@ def command(
             console.info(f"would write {path}" if options.dry_run else f"written: {path}")
     if exit_code and diagnosis.findings:
         raise LimitPassed(diagnosis.verdict, "the fixes stand above; without --exit-code findings do not count")
+
+
+def _probe(job: dict[str, Any], expect_gbit: float | None, exit_code: bool) -> None:
+    from llmctl.config.load import build
+    from llmctl.diagnosis.probe import probe_network, speed_in_words
+    from llmctl.training.config import TrainingConfig
+
+    if not job["processes"] and job["nodes"] > 1 and job["device"] != "cuda":
+        job["processes"] = 1  # a host's link is measured once
+    probe = probe_network(build(TrainingConfig, job), expect_gbit)
+    if probe is None:
+        return
+    rows = [
+        (
+            probe.name(link.source),
+            probe.name(link.target),
+            speed_in_words(link.bytes_per_s),
+            f"{link.latency_s * 1e6:.0f}",
+            "slow" if link in probe.slow else "",
+        )
+        for link in sorted(probe.links, key=lambda link: link.bytes_per_s)
+    ]
+    console.table("links", ("from", "to", "bandwidth", "latency µs", ""), rows, to_stdout=True)
+    console.result(probe.verdict, **probe.to_mapping())
+    if exit_code and probe.slow:
+        raise LimitPassed(probe.verdict, "without --exit-code slow links do not count")
 
 
 def _check_page_path(html: Path, run: Path) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llmctl.diagnosis.columns import EMPTY, Columns, Series
+
+if TYPE_CHECKING:
+    from llmctl.training.hang import Stuck
 
 # Below this many logged steps noise and trend cannot be told apart; only faults that show at once are judged.
 MIN_STEPS = 20
@@ -28,6 +31,8 @@ class Evidence:
         stage: the command that made the run, if known.
         finished: whether the run came to its end; None if that cannot be told.
         restarts: steps at which the run was taken up again after a stop.
+        hosts: by rank, the host that the process ran on.
+        hang: where each process stood when the run was ended because it hung.
         notes: what a reader should know about the log itself (lines that could not be read, a cut last line).
     """
 
@@ -40,6 +45,8 @@ class Evidence:
     stage: str | None = None
     finished: bool | None = None
     restarts: list[int] = field(default_factory=list)
+    hosts: dict[int, str] = field(default_factory=dict)
+    hang: list[Stuck] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -87,6 +87,8 @@ def lacking(rule: DiagnosisRule, evidence: Evidence) -> list[str]:
 def _is_there(name: str, evidence: Evidence) -> bool:
     if name == "validation":
         return bool(evidence.validation_loss())
+    if name == "hang":
+        return bool(evidence.hang)
     if name == "ranks":
         return len(evidence.ranks) > 1
     if name == "steps":

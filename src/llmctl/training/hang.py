@@ -178,6 +178,21 @@ def keep_evidence(folder: Path, root: Path, found: list[Stuck]) -> None:
     (target / "hang.json").write_text(json.dumps(rows, indent=1))
 
 
+def read_evidence(root: Path) -> list[Stuck]:
+    """Return where the processes of a run stood when it hung, by what is kept in its folder; empty if it did not."""
+    folder = root / HANG_FOLDER
+    rows: list[Any] = []
+    try:
+        if (folder / "hang.json").is_file():
+            rows = list(json.loads((folder / "hang.json").read_bytes()))
+        else:
+            rows = [json.loads(path.read_bytes()) for path in sorted(folder.glob("rank-*.json"))]
+        names = Stuck.__dataclass_fields__
+        return [Stuck(**{name: value for name, value in row.items() if name in names}) for row in rows]
+    except (OSError, ValueError, TypeError, AttributeError):
+        return []
+
+
 def read_stack(path: Path, stuck: Stuck) -> None:
     """Find where the main thread stands in a dump of `faulthandler`: its innermost frame outside of torch."""
     try:

@@ -204,7 +204,8 @@ def _dry_run(
         "peak_lr": config.peak_lr,
         **(plan() if plan is not None else {}),
     }
-    lines = [f"{name}: {value}" for name, value in facts.items()]
+    # Tables are shown by those who made them, and are whole in the JSON.
+    lines = [f"{name}: {value}" for name, value in facts.items() if name != "mixture"]
     console.result("\n".join(["dry run: nothing was written", *lines]), dry_run=True, **facts)
 
 
@@ -279,6 +280,30 @@ def _start_processes(
     processes: int,
     out: Output | None,
 ) -> None:
+    sources = {source.role: str(source_path(source)) for source in inputs}
+    statistics = (out.state / STATISTICS_NAME).resolve() if out is not None else None
+    start_job(entry, Path(output), config, stage, sources, processes, statistics)
+
+
+def start_job(
+    entry: str,
+    root: Path,
+    config: TrainingConfig,
+    stage: str,
+    sources: dict[str, str],
+    processes: int,
+    result: Path | None,
+) -> None:
+    """Run a function in `processes` workers on this host, with those of other hosts, and wait for them.
+
+    Args:
+        entry: ``package.module:function``; it takes a `Job` and returns plain JSON.
+        root: the job's folder; the evidence of a hang is kept there.
+        result: where process 0 writes what the function returned; None on hosts that it is not on.
+
+    Raises:
+        UserError, RunFailed, Interrupted: what a worker raised.
+    """
     import tempfile
 
     from llmctl.training.elastic import run_until_done
@@ -286,23 +311,23 @@ def _start_processes(
 
     job = {
         "entry": entry,
-        "root": str(Path(output).resolve()),
+        "root": str(root.resolve()),
         "stage": stage,
         "config_class": f"{type(config).__module__}:{type(config).__qualname__}",
         "config": to_mapping(config),
-        "sources": {source.role: str(source_path(source)) for source in inputs},
-        "statistics": str((out.state / STATISTICS_NAME).resolve()) if out is not None else None,
+        "sources": sources,
+        "statistics": str(result) if result is not None else None,
         "quiet": console.is_quiet(),
     }
 
     def start(count: int) -> None:
         with tempfile.TemporaryDirectory(prefix="llmctl-") as folder:
             write_json(Path(folder), JOB_NAME, job)
-            start_and_wait(Path(folder), config, count, Path(output))
+            start_and_wait(Path(folder), config, count, root)
 
     run_until_done(config, processes, start)
-    if out is not None and not (out.state / STATISTICS_NAME).is_file():
-        raise RunFailed("the training processes ended without a result", "see the messages above")
+    if result is not None and not result.is_file():
+        raise RunFailed("the processes ended without a result", "see the messages above")
 
 
 def read_job(folder: Path) -> tuple[dict[str, Any], TrainingConfig]:

@@ -12,9 +12,11 @@ METRICS, VALIDATION, EVENTS, TENSORBOARD = "metrics.jsonl", "validation.jsonl", 
 
 
 def _plain(value: Any) -> Any:
-    """Round floats to what float32 carries; NaN and infinity, which JSON lacks, become null."""
+    """Round floats to what float32 carries, large ones to thousandths; NaN and infinity, which JSON lacks, are null."""
     if isinstance(value, float):
-        return float(f"{value:.9g}") if math.isfinite(value) else None
+        if not math.isfinite(value):
+            return None
+        return round(value, 3) if abs(value) >= 1e6 else float(f"{value:.9g}")
     return value
 
 
@@ -79,6 +81,27 @@ class TensorBoard:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def write_host(folder: Path, rank: int, device: Any) -> None:
+    """Write down on which host and device a process runs; no run may fail for it."""
+    import socket
+
+    from llmctl.training.distributed import address_towards
+
+    meeting = os.environ.get("LLMCTL_RENDEZVOUS", "").removeprefix("tcp://").rpartition(":")[0]
+    towards = meeting or os.environ.get("MASTER_ADDR", "")
+    described = {
+        "host": socket.gethostname(),
+        "address": address_towards(towards) if towards and "/" not in towards else None,
+        "device": str(device),
+        "pid": os.getpid(),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"host-{rank}.json").write_text(json.dumps(described))
+    except OSError:
+        pass
 
 
 def memory_bytes(device: Any) -> int:

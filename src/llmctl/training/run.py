@@ -35,6 +35,8 @@ from llmctl.training.schedule import learning_rate
 from llmctl.training.signals import StopRequest, stop_requests
 
 Batch = dict[str, torch.Tensor]
+# Ending of the columns that hold the part of an exchange which lies under the backward pass.
+HIDDEN = "_hidden_wait_s"
 # Steps in a row with a gradient that is not finite, after which a run is given up. fp16 needs some to find its scale.
 MAX_BAD_STEPS = {"fp16": 40}
 DEFAULT_MAX_BAD_STEPS = 5
@@ -219,6 +221,7 @@ class TrainingRun:
                 "tokens_per_s": tokens / max(step_time_s, 1e-9),
                 "data_wait": data_time_s / max(step_time_s, 1e-9),
                 **times,
+                **{name: value for name, value in traffic.items() if name.endswith(HIDDEN)},
                 "memory_bytes": memory_bytes(self.world.device),
                 **report.metrics,
                 **extra,

@@ -220,3 +220,15 @@ class TestFastReading:
         path = write_lines(tmp_path, *self.rows(), odd, name="rank-0.jsonl") / "rank-0.jsonl"
         assert read_fast(path) is None
         assert len(self.read(tmp_path, [*self.rows(), odd]).ranks[0].series("forward_s")) >= 4000
+
+
+def test_an_exchange_under_the_backward_pass_counts_as_communication(tmp_path: Path) -> None:
+    rows = [
+        {"step": step, "loss": 2.0, "step_time_s": 1.0, "backward_s": 0.7, "communication_s": 0.1}
+        | {"dp_hidden_wait_s": 0.5 if step > 2 else 0.9}
+        for step in range(1, 6)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = load_evidence(tmp_path).metrics
+    assert metrics.series("backward_s").values.tolist() == pytest.approx([0, 0, 0.2, 0.2, 0.2])
+    assert metrics.series("communication_s").values.tolist() == pytest.approx([0.8, 0.8, 0.6, 0.6, 0.6])

@@ -227,3 +227,47 @@ class TestCommunicationBound:
     def test_a_third_of_the_step_is_normal(self, make_pretraining, judge) -> None:
         run = slow_down(make_pretraining(300), "communication_s", np.full(300, 0.4))
         assert judge("communication_bound", run) == []
+
+
+def give_traffic(run, seconds: dict[int, np.ndarray], num_bytes: float = 4e6) -> None:
+    """Let each rank exchange gradients for some time a step, within the backward pass."""
+    count = run.num_steps
+    for rank, waited in seconds.items():
+        steps = np.arange(1, count + 1)
+        run.ranks[rank] = {"step": steps, "dp_bytes": np.full(count, num_bytes), "dp_wait_s": waited}
+
+
+class TestSlowLink:
+    @staticmethod
+    def make(make_pretraining, factor: np.ndarray, late_rank: int | None = None):
+        run, random = make_pretraining(len(factor)), np.random.default_rng(1)
+        noise = np.exp(0.05 * random.standard_normal(len(factor)))
+        talk = 0.2 * factor * noise
+        wait = np.full(len(factor), 0.8) if late_rank is not None else np.zeros(len(factor))
+        give_traffic(run, {rank: talk + (0 if rank == late_rank else wait) for rank in range(4)})
+        run["step_time_s"] = run["step_time_s"] + talk + wait
+        return run
+
+    @pytest.mark.parametrize("slower", [3.0, 8.0])
+    def test_at_once(self, make_pretraining, judge, slower: float) -> None:
+        run = self.make(make_pretraining, np.where(np.arange(300) >= 150, slower, 1.0))
+        (finding,) = judge("slow_link", run)
+        assert abs(finding.step - 151) <= 4
+        assert finding.values["bytes_per_s"] == pytest.approx(4e6 / (0.2 * slower), rel=0.1)
+        assert finding.values["expected_bytes_per_s"] == pytest.approx(4e6 / 0.2, rel=0.1)
+
+    def test_in_stages(self, make_pretraining, judge) -> None:
+        factor = np.repeat([1.0, 2.5, 5.0, 10.0], 75)
+        (finding,) = judge("slow_link", self.make(make_pretraining, factor))
+        assert abs(finding.step - 76) <= 4 and "in stages" in finding.evidence
+
+    def test_no_change_and_a_short_disturbance(self, make_pretraining, judge) -> None:
+        assert judge("slow_link", self.make(make_pretraining, np.ones(300))) == []
+        disturbed = np.where((np.arange(300) >= 100) & (np.arange(300) < 140), 6.0, 1.0)
+        assert judge("slow_link", self.make(make_pretraining, disturbed)) == []
+
+    def test_a_late_rank_is_no_slow_link(self, make_pretraining, judge) -> None:
+        assert judge("slow_link", self.make(make_pretraining, np.ones(300), late_rank=2)) == []
+
+    def test_a_link_slow_from_the_beginning_has_no_better_past(self, make_pretraining, judge) -> None:
+        assert judge("slow_link", self.make(make_pretraining, np.full(300, 10.0))) == []

@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from llmctl.artifacts.manifest import CONFIG_NAME, MANIFEST_NAME, STATE_FOLDER
-from llmctl.diagnosis.columns import Columns, columns_of
+from llmctl.diagnosis.columns import Columns, Series, columns_of
 from llmctl.diagnosis.evidence import Evidence
 from llmctl.diagnosis.readers.fast import read_fast
 from llmctl.diagnosis.readers.names import METRIC_ALIASES, VALIDATION_ALIASES
 from llmctl.errors import UserError
 from llmctl.report.logs import Log, flatten, last_of_each_step, number_of, read_log
 
+if TYPE_CHECKING:
+    from llmctl.training.hang import Stuck
+
 METRICS_NAME = "metrics.jsonl"
 VALIDATION_NAME = "validation.jsonl"
 EVENTS_FOLDER = "events"
+HIDDEN_EXCHANGE = "dp_hidden_wait_s"
 _RANK = re.compile(r"rank-0*(\d+)")
 
 
@@ -40,6 +46,10 @@ def read_run_folder(folder: Path, metrics_file: Path | None = None) -> Evidence:
     evidence.notes += _notes(path.name, log)
     _read_validation(folder, rows, evidence)
     _read_events(folder, evidence)
+    for columns in (evidence.metrics, *evidence.ranks.values()):
+        _untangle(columns)
+    evidence.hosts = _read_hosts(folder)
+    evidence.hang = _read_hang(folder, evidence)
     evidence.config, evidence.stage = _read_description(folder)
     evidence.finished = (folder / MANIFEST_NAME).is_file() and not (folder / STATE_FOLDER).is_dir()
     return evidence
@@ -113,6 +123,38 @@ def _read_events(folder: Path, evidence: Evidence) -> None:
             evidence.ranks[int(match.group(1))] = columns
     if broken:
         evidence.notes.append(f"{EVENTS_FOLDER}: {broken} lines could not be read")
+
+
+def _untangle(columns: Columns) -> None:
+    """Count the exchange of gradients that lies under the backward pass as communication, not as computing."""
+    hidden = columns.series(HIDDEN_EXCHANGE)
+    backward, talk = columns.series("backward_s"), columns.series("communication_s")
+    if not len(hidden) or not np.array_equal(hidden.steps, backward.steps):
+        return
+    moved = np.minimum(hidden.values, backward.values)
+    columns.by_name["backward_s"] = Series(backward.steps, backward.values - moved)
+    if np.array_equal(talk.steps, backward.steps):
+        moved = moved + talk.values
+    columns.by_name["communication_s"] = Series(backward.steps, moved)
+
+
+def _read_hosts(folder: Path) -> dict[int, str]:
+    hosts = {}
+    for path in sorted((folder / EVENTS_FOLDER).glob("host-*.json")):
+        described = _json(path)
+        number = path.stem.removeprefix("host-")
+        if number.isdigit() and described:
+            hosts[int(number)] = str(described.get("address") or described.get("host"))
+    return hosts
+
+
+def _read_hang(folder: Path, evidence: Evidence) -> list[Stuck]:
+    """Read where the processes stood when the run hung; nothing if it has gone on since."""
+    from llmctl.training.hang import read_evidence
+
+    stuck = read_evidence(folder)
+    last = evidence.metrics.last_step or 0
+    return stuck if stuck and max(item.step for item in stuck) >= last else []
 
 
 def _read_description(folder: Path) -> tuple[dict[str, Any], str | None]:
