@@ -120,6 +120,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
 
     from llmctl.config.load import build
     from llmctl.errors import RunFailed
+    from llmctl.model.huggingface import read_model_config
     from llmctl.pretraining.config import PretrainConfig
     from llmctl.training.distributed import connect
     from llmctl.training.engines.choose import make_engine
@@ -130,16 +131,21 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     case = dict(case)
     save, load, steps, first, lr = (case.pop(key, None) for key in ("save", "load", "run_steps", "first_step", "lr"))
     measure, flip = case.pop("measure", False), case.pop("flip", None)
+    folder, tokens = case.pop("weights", None), case.pop("tokens", None)
     config = build(PretrainConfig, case)
     world = connect(config)
-    engine = make_engine(build_model(config.model, config, world), config, world)
+    shape = read_model_config(folder) if folder else config.model
+    engine = make_engine(build_model(shape, config, world, folder), config, world)
     if load:
         engine.load(Path(load))
     losses, norms, peak_bytes = [], [], 0.0
     micro = micro_batch_size(config, world.layout.dp)
     share = config.global_batch_size // world.layout.dp
     for step in range(first or 0, (first or 0) + (steps or 6)):
-        whole = global_batch(step, config.global_batch_size, config.model.vocab_size, config.seq_len)
+        whole = global_batch(step, config.global_batch_size, config.model.vocab_size or 2, config.seq_len)
+        if tokens:
+            ids = torch.tensor(tokens)
+            whole = {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}
         starts = range(world.dp_rank * share, (world.dp_rank + 1) * share, micro)
         batches = [{name: tensor[start : start + micro] for name, tensor in whole.items()} for start in starts]
         if flip and step == 1 and world.rank == flip["rank"]:
