@@ -9,7 +9,8 @@ from llmctl.artifacts.raw.blocks import ReadOptions
 from llmctl.config.schema import Opt
 from llmctl.errors import UserError
 
-METHODS = ("exact", "fuzzy", "reordered")
+METHODS = ("exact", "fuzzy", "reordered", "template")
+DEFAULT_METHODS = METHODS[:3]
 
 
 @dataclass
@@ -24,10 +25,11 @@ class DedupConfig:
         list[str],
         Opt(
             "How duplicates are found; repeatable. exact: the same text but for white space and Unicode form; fuzzy: "
-            "Jaccard similarity of shingle sets; reordered: the same paragraphs in another order.",
+            "Jaccard similarity of shingle sets; reordered: the same paragraphs in another order; template: one "
+            "skeleton with varying slots, in many documents.",
             choices=METHODS,
         ),
-    ] = field(default_factory=lambda: list(METHODS))
+    ] = field(default_factory=lambda: list(DEFAULT_METHODS))
     threshold: Annotated[
         float, Opt("Jaccard similarity of the shingle sets from which two documents are duplicates.", min=0, max=1)
     ] = 0.9
@@ -39,6 +41,14 @@ class DedupConfig:
             max=1,
         ),
     ] = 0.85
+    template_min_family: Annotated[
+        int, Opt("Fewest documents with one skeleton that the method template takes for a family.", min=3)
+    ] = 10
+    template_max_slot_share: Annotated[
+        float, Opt("Largest share of a document's words in slots, outside the skeleton.", min=0.05, max=0.9)
+    ] = 0.5
+    template_min_words: Annotated[int, Opt("Fewest words of a skeleton.", min=4, flag=False)] = 8
+    template_keep: Annotated[int, Opt("Documents of a family that the method template keeps.", min=1)] = 1
     ngram_size: Annotated[int, Opt("Words of a shingle.", min=1, max=64)] = 5
     char_ngram_size: Annotated[
         int, Opt("Characters of a shingle, white space left out, in scripts written without spaces.", min=1, max=64)

@@ -35,6 +35,7 @@ from llmctl.dedup.survivors import (
     group_equal,
     join_decisions,
 )
+from llmctl.dedup.templates import TemplateMethod, Templates
 from llmctl.dedup.verification import Verifier
 from llmctl.dedup.writing import WriteContext, save_decisions, write_block
 from llmctl.errors import UserError
@@ -124,6 +125,7 @@ class _Run:
         self.memory = max(config.memory // out.options.num_workers, 16_000_000)
         self.index_folder = INDEX_FOLDER if config.keep_index else f"{STATE_FOLDER}/{INDEX_FOLDER}"
         self.num_fixed = sum(corpus.num_documents for corpus in earlier)
+        self.templates: dict[str, Any] | None = None
 
     def finish(self) -> Manifest:
         """Run all phases and write the manifest."""
@@ -184,7 +186,9 @@ class _Run:
         for corpus in self.earlier:
             active[first + corpus.removed] = False
             first += corpus.num_documents
-        others, representatives = group_equal(index, active, self.num_fixed)
+        # Equal texts are duplicates by every method but `template`, which wants a whole family of them.
+        comparable = active if config.method != ["template"] else np.zeros(len(active), np.bool_)
+        others, representatives = group_equal(index, comparable, self.num_fixed)
         active[others] = False
         search = Search(
             self.out,
@@ -206,7 +210,18 @@ class _Run:
         nothing = Decisions(
             gone, np.full(len(gone), -1), np.full(len(gone), EMPTY_TEXT, np.uint8), np.full(len(gone), np.nan)
         )
-        return join_decisions([chosen, equal, nothing]), found.counts
+        counts = found.counts
+        if "template" in config.method:
+            templates = self.find_templates(join_decisions([chosen, equal]))
+            return join_decisions([templates.decisions, nothing]), counts
+        return join_decisions([chosen, equal, nothing]), counts
+
+    def find_templates(self, decided: Decisions) -> Templates:
+        """Remove template content among the documents that stay so far."""
+        method = TemplateMethod(self.out, self.index, self.names, self.config, self.num_fixed, self.key)
+        found = method.run(decided)
+        self.templates = found.families
+        return found
 
     def write(self, signed: list[tuple[Unit, UnitResult]]) -> list[tuple[Unit, UnitResult]]:
         """Write what stays and what goes."""
@@ -266,6 +281,7 @@ class _Run:
             "compared": counts,
             "clusters": len(clusters.survivors),
             "largest_clusters": largest,
+            **({"templates": self.templates} if self.templates is not None else {}),
             "index_blocks": [
                 {"name": unit.name, "batch_rows": result.data["batch_rows"], "files": result.data["files"]}
                 for unit, result in signed
@@ -283,7 +299,7 @@ class _Run:
 
 def _name_of_equal(config: DedupConfig) -> int:
     """Return the method that equal texts are removed by: the strictest one asked for."""
-    codes = {"exact": EXACT, "fuzzy": FUZZY, "reordered": REORDERED}
+    codes = {"exact": EXACT, "fuzzy": FUZZY, "reordered": REORDERED, "template": EXACT}
     return codes[config.method[0]]
 
 

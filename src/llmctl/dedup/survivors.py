@@ -15,8 +15,8 @@ from llmctl.dedup.index import Index
 from llmctl.dedup.verification import HeldDocuments, Verifier
 from llmctl.text.compile import kernel
 
-EXACT, FUZZY, REORDERED, EMPTY_TEXT = 0, 1, 2, 3
-REASONS = ("exact", "fuzzy", "reordered", "empty")
+EXACT, FUZZY, REORDERED, TEMPLATE, EMPTY_TEXT = 0, 1, 2, 3, 4
+REASONS = ("exact", "fuzzy", "reordered", "template", "empty")
 
 
 @dataclass

@@ -16,7 +16,7 @@ from llmctl.artifacts.kinds import removed_schema
 from llmctl.dedup.config import DedupConfig
 from llmctl.dedup.index import Index, IndexFile
 from llmctl.dedup.signatures import STAGED_FOLDER, save_state
-from llmctl.dedup.survivors import EMPTY_TEXT, EXACT, FUZZY, REASONS, REORDERED, Decisions
+from llmctl.dedup.survivors import EMPTY_TEXT, EXACT, FUZZY, REASONS, REORDERED, TEMPLATE, Decisions
 from llmctl.runtime.pool import Unit, UnitResult
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ def removed_table(table: pa.Table, decisions: Decisions, context: WriteContext) 
         EXACT: 1.0,
         FUZZY: context.config.threshold,
         REORDERED: context.config.reordered_threshold,
+        TEMPLATE: 1.0 - context.config.template_max_slot_share,
         EMPTY_TEXT: None,
     }
     survivor_ids = survivor_names(Index(context.files), decisions.survivors)
