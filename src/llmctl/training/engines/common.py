@@ -92,7 +92,11 @@ def compile_layers(model: nn.Module) -> None:
     """Compile each decoder layer by itself; the first step takes the time of compiling one."""
     import torch._dynamo
 
+    from llmctl.model import dropout
     from llmctl.model.transformer import DecoderLayer
+
+    # Inductor's C++ (torch 2.13) mixes the hash's integers up with floats.
+    dropout.keep_mask = torch.compiler.disable(dropout.keep_mask)
 
     # The number of a layer must not make its code another: one compilation serves all.
     torch._dynamo.config.allow_unspec_int_on_nn_module = True
