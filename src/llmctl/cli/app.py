@@ -20,6 +20,7 @@ from llmctl.errors import ExitStatus, Interrupted, LlmctlError, RunFailed, UserE
 COMMANDS = (
     "filter",
     "classifier",
+    "perplexity",
     "dedup",
     "tokenize",
     "shard",

@@ -12,6 +12,7 @@ from llmctl.artifacts.accounting import enforce_invalid_share
 from llmctl.cli.options import report_manifest, stage_command
 from llmctl.errors import UserError
 from llmctl.filtering.config import FilterConfig, FilterOptions
+from llmctl.runtime.workers import prepare_workers
 
 
 def register(app: typer.Typer) -> None:
@@ -37,6 +38,14 @@ def command(
             help="A classifier from `llmctl classifier train`; repeatable. Its limits are rules.classifier.NAME.",
         ),
     ] = None,
+    perplexity_model: Annotated[
+        Path | None,
+        typer.Option(
+            "--perplexity-model",
+            metavar="FOLDER",
+            help="A model from `llmctl perplexity train`, for the rules perplexity, perplexity_rank and machine_text.",
+        ),
+    ] = None,
     config: FilterConfig,
     options: FilterOptions,
     explain: Annotated[
@@ -58,9 +67,10 @@ def command(
         return
     if output is None:
         raise UserError("missing argument 'OUTPUT'", "llmctl filter SOURCE OUTPUT")
+    prepare_workers(options, "llmctl.filtering.warm", source, config.read.block_bytes)
     from llmctl.filtering.stage import run
 
-    manifest = run(source, output, config, options, classifiers=classifier or ())
+    manifest = run(source, output, config, options, classifiers=classifier or (), perplexity_model=perplexity_model)
     if options.dry_run and "plan" in manifest.statistics:
         plan = manifest.statistics["plan"]
         text = (

@@ -88,7 +88,7 @@ def filter_block(unit: Unit, context: BlockContext) -> UnitResult:
         stored = stored_columns(context.scores, part, batch.content_hash, families, names, policies)
     measured = measure(batch.table.column("text"), evaluator, policy_of_document, stored)
     detectors = [
-        *detectors_for(config, policies, context.models),
+        *detectors_for(config, policies, context.models, [found.name for found in context.collected]),
         *(found.detector(part) for found in context.collected),
     ]
     measured.detected, reused = detect_all(detectors, batch, part, context.scores)
@@ -259,6 +259,7 @@ def account(
     for path, count in invalid_by_file.items():
         accounting.add_file(path, invalid=count)
     accounting.errors.update(record.error for record in batch.invalid)
+    accounting.skipped.update(batch.skipped)
     for number, name in enumerate(names):
         if count := int((decided == number).sum()):
             accounting.reasons[name] += count

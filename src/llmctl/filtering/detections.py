@@ -7,7 +7,7 @@ they depend on in the file's metadata, so that a later run takes them over where
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from llmctl.filtering import languages, lexicon
 from llmctl.filtering.classifiers.model import read_classifier
+from llmctl.filtering.perplexity import model as perplexity
 from llmctl.filtering.rules import CLASSIFIER_PREFIX, load_rule
 from llmctl.filtering.scores import ATTRIBUTES_FOLDER, CONTENT_KEY, StoredScores
 
@@ -48,13 +49,23 @@ class Detector:
     detect: Callable[[pa.Table], Columns]
 
 
-def detectors_for(config: FilterConfig, policies: Sequence[Policy], models: Models) -> list[Detector]:
-    """Return the detectors at work: those that the policies and the statistics need, and every given model."""
+def detectors_for(
+    config: FilterConfig, policies: Sequence[Policy], models: Models, collected: Collection[str] = ()
+) -> list[Detector]:
+    """Return the detectors at work: those that the policies and the statistics need, and every given model.
+
+    Args:
+        config, policies: what is asked for.
+        models: those given.
+        collected: passes over the corpus that have columns already.
+    """
     found = []
     scope = _language_scope(config, policies)
     if scope != "off":
         found.append(_language_detector(scope))
     found += [_classifier_detector(folder) for folder in models.classifiers]
+    if models.perplexity is not None and "perplexity" not in collected:
+        found.append(_perplexity_detector(models.perplexity))
     found += [_phrase_detector(rule, policies) for rule in lexicon.phrase_rules(policies)]
     return found
 
@@ -82,6 +93,13 @@ def _classifier_detector(folder: ModelFolder) -> Detector:
         return {name: read_classifier(folder.root, folder.fingerprint).probabilities(table.column("text"))}
 
     return Detector(name, folder.fingerprint, (name,), detect)
+
+
+def _perplexity_detector(folder: ModelFolder) -> Detector:
+    def detect(table: pa.Table) -> Columns:
+        return perplexity.perplexities(table.column("text"), perplexity.read_model(folder.root, folder.fingerprint))
+
+    return Detector("perplexity", folder.fingerprint, perplexity.COLUMNS, detect)
 
 
 def _phrase_detector(rule: str, policies: Sequence[Policy]) -> Detector:

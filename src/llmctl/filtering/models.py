@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from llmctl.artifacts.inputs import Input
     from llmctl.filtering.policy import Policy
 
+PERPLEXITY_RULES = ("perplexity", "perplexity_rank", "machine_text")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -33,6 +34,7 @@ class Models:
     """The models of a run."""
 
     classifiers: tuple[ModelFolder, ...] = ()
+    perplexity: ModelFolder | None = None
 
     @property
     def classifier_names(self) -> tuple[str, ...]:
@@ -50,11 +52,12 @@ class Models:
         return rules
 
 
-def open_models(classifiers: Sequence[str]) -> tuple[Models, list[Input]]:
+def open_models(classifiers: Sequence[str], perplexity: Path | None = None) -> tuple[Models, list[Input]]:
     """Open what was named on the command line.
 
     Args:
         classifiers: ``NAME=FOLDER``.
+        perplexity: an n-gram model.
 
     Returns:
         The models, and the inputs of the stage that they are.
@@ -77,7 +80,16 @@ def open_models(classifiers: Sequence[str]) -> tuple[Models, list[Input]]:
         inputs.append(source)
         read_classifier(folders[-1].root, folders[-1].fingerprint)
     order = sorted(range(len(folders)), key=lambda number: folders[number].name)
-    return Models(tuple(folders[number] for number in order)), [inputs[number] for number in order]
+    models = Models(tuple(folders[number] for number in order))
+    inputs = [inputs[number] for number in order]
+    if perplexity is not None:
+        from llmctl.filtering.perplexity.model import open_model, read_model
+
+        source = open_model(perplexity)
+        models = replace(models, perplexity=_folder("perplexity", source))
+        inputs.append(source)
+        read_model(str(source.root), _folder("perplexity", source).fingerprint)
+    return models, inputs
 
 
 def _folder(name: str, source: Input) -> ModelFolder:
@@ -95,9 +107,15 @@ def check_models(models: Models, policies: Sequence[Policy], presets: Mapping[st
             said.
 
     Raises:
-        UserError: names the classifier.
+        UserError: names the classifier or the rule.
     """
     known = models.classifier_names
+    wanted = [name for policy in policies for name in PERPLEXITY_RULES if name in policy.rules]
+    if wanted and models.perplexity is None:
+        raise UserError(
+            f"the rule `{wanted[0]}` needs a model that gives a perplexity, and none is given",
+            "--perplexity-model FOLDER; `llmctl perplexity train` makes one from reference text",
+        )
     for policy in policies:
         for name, parameters in policy.rules.items():
             if not name.startswith(CLASSIFIER_PREFIX):

@@ -10,6 +10,8 @@ from llmctl.errors import UserError
 from llmctl.filtering.clusters import search as clusters
 from llmctl.filtering.collection import Collected, Corpus
 from llmctl.filtering.config import FilterConfig
+from llmctl.filtering.models import Models
+from llmctl.filtering.perplexity import ranks
 from llmctl.filtering.policy import Policy
 from llmctl.filtering.scores import StoredScores
 from llmctl.filtering.templates import search as templates
@@ -26,6 +28,7 @@ def run_passes(
     config: FilterConfig,
     policies: Sequence[Policy],
     scores: StoredScores | None,
+    models: Models,
 ) -> tuple[Collected, ...]:
     """Run them, or take their columns from an earlier run over the same corpus.
 
@@ -35,6 +38,7 @@ def run_passes(
         total_bytes: of the input.
         config, policies: what is asked for.
         scores: the earlier run.
+        models: the models of the run.
 
     Raises:
         UserError: a cluster to be dropped that is not there.
@@ -42,10 +46,13 @@ def run_passes(
     rules = {name for policy in policies for name in policy.rules}
     with_templates = config.templates != "off" or "template" in rules
     with_clusters = config.clusters or clusters.RULE in rules
-    if not with_templates and not with_clusters:
+    ranked = models.perplexity if rules & {"perplexity_rank", "machine_text"} else None
+    if not with_templates and not with_clusters and ranked is None:
         return ()
     corpus = Corpus(out, units, config.read, total_bytes)
     collected = []
+    if ranked is not None:
+        collected.append(ranks.rank_documents(corpus, ranked, scores))
     if with_templates:
         collected.append(templates.find_templates(corpus, config.template, scores))
     if with_clusters:
@@ -90,7 +97,7 @@ def report_passes(
     statistics: dict[str, Any] = {}
     files = []
     for found in collected:
-        kind: Any = templates
+        kind: Any = ranks if found.name == ranks.NAME else templates
         if found.name == "clusters":
             kind = clusters
             clusters.add_usable(found, (result.data["clusters"] for _, result in results), dropped_clusters(policies))

@@ -34,7 +34,13 @@ if TYPE_CHECKING:
 
 
 def run(
-    source: Path, output: Path, config: FilterConfig, options: RunOptions, *, classifiers: Sequence[str] = ()
+    source: Path,
+    output: Path,
+    config: FilterConfig,
+    options: RunOptions,
+    *,
+    classifiers: Sequence[str] = (),
+    perplexity_model: Path | None = None,
 ) -> Manifest:
     """Filter `source` into `output` and return its manifest (without files on a dry run).
 
@@ -44,6 +50,7 @@ def run(
         config: the policy.
         options: how to run.
         classifiers: ``NAME=FOLDER`` of trained classifiers.
+        perplexity_model: an n-gram model.
 
     Raises:
         UserError: a path or a configuration that cannot be used.
@@ -52,7 +59,7 @@ def run(
     reuse = options.reuse_scores if isinstance(options, FilterOptions) else None
     scores = open_scores(reuse, config) if reuse else None
     config = with_drop_list(config, reuse)
-    models, inputs = open_models(classifiers)
+    models, inputs = open_models(classifiers, perplexity_model)
     policies = resolve_policies(config, models)
     check_models(models, policies, preset_rules(config.preset))
     inputs = [opened, *inputs]
@@ -63,7 +70,7 @@ def run(
         if options.dry_run:
             return _dry_run(opened, config, policies)
         warm_up(models)
-        collected = run_passes(out, lambda: units(opened, config), opened.total_bytes, config, policies, scores)
+        collected = run_passes(out, lambda: units(opened, config), opened.total_bytes, config, policies, scores, models)
         results = run_units(
             filter_block,
             units(opened, config),
@@ -93,11 +100,14 @@ def warm_up(models: Models) -> None:
     from llmctl.text.lines import edit_lines
     from llmctl.text.samples import cut_samples
     from llmctl.text.statistics import Family, document_statistics
+    from llmctl.text.surprise import build_table, surprise
 
     data, offsets = np.frombuffer(b"A word.", np.uint8), np.array([0, 7])
     document_statistics(data, offsets, Family.LINES)
     edit_lines(data, offsets, [{"line_end_mark": 1.0}], np.zeros(1, np.int32))
     cut_samples(data, offsets, 8)
+    if models.perplexity is not None:
+        surprise(data, offsets, build_table(np.ones(1, np.uint64), np.zeros(1), np.zeros(1), 2, -1.0))
     if models.classifiers:
         score_documents(data, offsets, np.zeros(2, np.float32))
 

@@ -26,11 +26,11 @@ _WORD_PRIME = np.uint64(0xC2B2AE3D27D4EB4F)
 _MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
 _ONE = np.uint64(1)
 _CHAR_SALT = np.uint64(0x165667B19E3779F9)
-_BREAKS_WORD = 1 << 16  # of `_flags`: not a part of a longer word
+BREAKS_WORD = 1 << 16  # of the flags: not a part of a longer word
 
 
 @lru_cache(maxsize=1)
-def _tables() -> tuple[np.ndarray, np.ndarray]:
+def character_tables() -> tuple[np.ndarray, np.ndarray]:
     """Return the folded code points (uint32) and flags (uint32) of every code point."""
     classes = unicode.classes().astype(np.uint32)
     folded = unicode.lower().copy()
@@ -41,7 +41,7 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
     flags = classes.copy()
     flags[:33] |= SPACE
     inside = (classes & (WORD | MARK) != 0) & (classes & NO_SPACES == 0)
-    flags[~inside] |= _BREAKS_WORD
+    flags[~inside] |= BREAKS_WORD
     return folded, flags
 
 
@@ -85,7 +85,7 @@ def _walk(data, start, end, folded, flags, shift, max_chars, weights, out, keep)
             flag = flags[point]
             code = np.uint64(folded[point])
         else:
-            flag = np.uint32(SPACE | _BREAKS_WORD)
+            flag = np.uint32(SPACE | BREAKS_WORD)
             code = np.uint64(32)
         is_space = flag & np.uint32(SPACE) != 0
         if stage != 1:
@@ -114,7 +114,7 @@ def _walk(data, start, end, folded, flags, shift, max_chars, weights, out, keep)
             if keep:
                 out[count] = bucket
             count += 1
-        breaks = flag & np.uint32(_BREAKS_WORD) != 0
+        breaks = flag & np.uint32(BREAKS_WORD) != 0
         if not breaks:
             word = (word + code + _ONE) * _WORD_PRIME
             continue
@@ -186,7 +186,7 @@ def score_documents(
     """
     documents = len(offsets) - 1
     sums, counts = np.zeros(documents), np.zeros(documents, np.int64)
-    folded, flags = _tables()
+    folded, flags = character_tables()
     shift = np.uint64(65 - len(weights).bit_length())
     _score(frozen(data), frozen(offsets), folded, flags, shift, max_chars, frozen(weights), sums, counts)
     return sums, counts
@@ -206,7 +206,7 @@ def document_features(
         (features, uint32, one document after the other; ends, int64 of shape [documents])
     """
     documents = len(offsets) - 1
-    folded, flags = _tables()
+    folded, flags = character_tables()
     # At most seven features a character, and two more characters for the edges.
     lengths = np.minimum(np.diff(offsets), 4 * max_chars)
     out = np.empty(int((CHAR_ORDERS + WORD_ORDERS) * (lengths + 2).sum()), np.uint32)

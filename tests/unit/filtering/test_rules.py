@@ -15,6 +15,7 @@ from llmctl.filtering.block import measure
 from llmctl.filtering.clusters import search as clusters
 from llmctl.filtering.config import FilterConfig
 from llmctl.filtering.evaluate import Evaluator, Verdict, deciding_rule
+from llmctl.filtering.perplexity import ranks as perplexity
 from llmctl.filtering.policy import Policy, preset_names, read_preset, resolve_policies
 from llmctl.filtering.rule import LineParameters
 from llmctl.filtering.rules import is_line_rule, load_rule, rule_names
@@ -27,6 +28,8 @@ DETECTED = {
     "classifier",
     "num_abusive_words",
     "num_restriction_notices",
+    "sensitive_entities",
+    *perplexity.COLUMNS,
     *templates.COLUMNS,
     *clusters.COLUMNS,
 }
@@ -42,6 +45,11 @@ LIMITS: dict[str, list[Case]] = {
     "language": [({"detected_language": 22}, "language_score", (0.49, 0.5, 0.51), TOO_LOW)],
     "abusive_words": [({"num_words": 1000}, "num_abusive_words", (9, 10, 11), TOO_HIGH)],
     "restriction_notices": [({}, "num_restriction_notices", (0, 0, 1), TOO_HIGH)],
+    "perplexity": [],  # limits are the user's; test_perplexity.py has them
+    "perplexity_rank": [({}, "perplexity_rank", (0.6666, 0.6667, 0.6668), TOO_HIGH)],
+    "machine_text": [({"perplexity_rank": 0}, "variation_rank", (0.04, 0.05, 0.06), TOO_LOW)],
+    # Counts and masks unless told to drop.
+    "sensitive_entities": [({}, "sensitive_entities", (0, 0, 1), (False, False, False))],
     "classifier": [],  # the limits are each classifier's; test_classifiers.py has them
     "empty": [({}, "num_words", (0, 1, 2), TOO_LOW)],
     "nothing_left": [({}, "num_words", (0, 1, 2), TOO_LOW)],

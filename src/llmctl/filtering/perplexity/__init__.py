@@ -1,0 +1,1 @@
+"""Perplexity of documents under an n-gram model that users train on text of their choice."""
