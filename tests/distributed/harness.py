@@ -173,6 +173,9 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     per_replica = world.maximum([replicated if world.pp_rank == 0 and world.tp_rank == 0 else -1e30])
     same = per_replica[0] == replicated or config.zero_stage == 3 or world.pp_rank or world.tp_rank
     (differing,) = world.sum([0.0 if same else 1.0])
+    states = engine.optimizer.state.values() if engine.name == "native" else ()
+    held = sum(value.nbytes for state in states for value in state.values() if torch.is_tensor(value))
+    (state_bytes,) = world.maximum([float(held)])
     engine.close()
     del engine
     torch.manual_seed(0)
@@ -184,6 +187,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
         "weights": weights,
         "differing_replicas": differing,
         "peak_bytes": peak_bytes,
+        "state_bytes": state_bytes,
     }
 
 

@@ -22,6 +22,8 @@ CASES = {
     "sequence selective": harness.case(engine="native", tp=2, sequence_parallel=True, recompute="selective", **LONG),
     "selective": harness.case(engine="native", tp=2, recompute="selective", **LONG),
     "full": harness.case(engine="native", tp=2, recompute="full", **LONG),
+    "zero0": harness.case(engine="native", run_steps=1),
+    "zero1": harness.case(engine="native", run_steps=1, zero_stage=1),
     "flip tp": harness.case(engine="native", tp=2, replica_check_every=2, flip=FLIP),
     "flip dp": harness.case(
         engine="native", replica_check_every=2, flip=FLIP | {"name": "layers.0.mlp.up_proj.weight"}
@@ -49,6 +51,10 @@ def test_recomputation_keeps_less(results):
     assert results["selective"]["losses"] == pytest.approx(results["tp"]["losses"], rel=1e-5)
     assert results["full"]["peak_bytes"] < 0.6 * results["tp"]["peak_bytes"]
     assert results["selective"]["peak_bytes"] < results["tp"]["peak_bytes"]
+
+
+def test_zero_1_splits_the_optimizer_state(results):
+    assert results["zero1"]["state_bytes"] == pytest.approx(results["zero0"]["state_bytes"] / 2, rel=0.01)
 
 
 @pytest.mark.parametrize("axis", ["tp", "dp", "tied"])
