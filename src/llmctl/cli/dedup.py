@@ -10,6 +10,7 @@ import typer
 from llmctl.cli.options import report_manifest, stage_command
 from llmctl.config.common import RunOptions
 from llmctl.dedup.config import DedupConfig
+from llmctl.runtime.workers import prepare_workers
 
 
 def register(app: typer.Typer) -> None:
@@ -39,6 +40,7 @@ def command(
     Equal texts, texts that share most of their shingles, and texts whose paragraphs were re-ordered. A document is
     removed only for one that stays and that it was compared with; pairs.parquet says which, and how alike they are.
     """
+    prepare_workers(options, "llmctl.dedup.warm", source, config.read.block_bytes)
     from llmctl.artifacts.accounting import enforce_invalid_share
     from llmctl.dedup.stage import run
 

@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,12 @@ def read_preset(name: str) -> dict[str, Any]:
     """
     if name not in preset_names():
         raise unknown_name("preset", name, [*preset_names(), NO_PRESET])
+    return deepcopy(_shipped_preset(name))
+
+
+@cache
+def _shipped_preset(name: str) -> dict[str, Any]:
+    # Every block resolves its policies; parsing takes longer than a small block's rules.
     return read_yaml(PRESETS_FOLDER / f"{name}.yaml")
 
 

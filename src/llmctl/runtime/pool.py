@@ -7,8 +7,6 @@ workers: units are planned from the input alone and merged in order.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -21,6 +19,7 @@ from llmctl.artifacts.files import FileRecord
 from llmctl.artifacts.output import Output
 from llmctl.errors import LlmctlError, RunFailed
 from llmctl.runtime.ray_pool import run_on_ray
+from llmctl.runtime.workers import start_fork_server
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def _run_pool(
         return
     executor = ProcessPoolExecutor(
         max_workers=workers,
-        mp_context=multiprocessing.get_context("spawn"),
+        mp_context=start_fork_server(function.__module__),
         initializer=_start_worker,
         initargs=(context,),
     )
@@ -191,10 +190,3 @@ def _collect(running: dict[Future[UnitResult], Unit], finished: Callable[[Unit, 
 def _unexpected(unit: Unit, error: BaseException) -> BaseException:
     error.add_note(f"in unit {unit.name}") if hasattr(error, "add_note") else None
     return error
-
-
-def one_thread_each() -> dict[str, str]:
-    """Return environment variables that keep a worker's libraries from starting a thread per core."""
-    return dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1") | {
-        "NUMBA_NUM_THREADS": os.environ.get("NUMBA_NUM_THREADS", "1")
-    }
