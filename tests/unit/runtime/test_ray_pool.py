@@ -116,8 +116,12 @@ def _corpus(path: Path, documents: int) -> None:
     names = [f"word{chr(97 + number % 26)}{chr(97 + number // 26)}" for number in range(600)]
     for number in range(documents):
         if number % 10 != 9:
-            sentences = [" ".join(["the", *rng.choices(names, k=6), "of", "and", "to"]) for _ in range(8)]
-            text = ". ".join(sentences) + "."
+            text = (
+                ". ".join(
+                    " ".join([*rng.choices(names, k=8), *rng.choices(["the", "of", "and", "to"])]) for _ in range(9)
+                )
+                + "."
+            )
         lines.append(json.dumps({"id": str(number), "text": text, "source": "made"}))
     path.write_text("\n".join(lines) + "\n")
 
