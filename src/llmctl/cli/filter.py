@@ -43,7 +43,8 @@ def command(
         typer.Option(
             "--perplexity-model",
             metavar="FOLDER",
-            help="A model from `llmctl perplexity train`, for the rules perplexity, perplexity_rank and machine_text.",
+            help="A model from `llmctl perplexity train`, or (slow) a finished run or Hugging Face folder, for the "
+            "rules perplexity, perplexity_rank and machine_text.",
         ),
     ] = None,
     config: FilterConfig,

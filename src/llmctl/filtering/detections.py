@@ -97,7 +97,7 @@ def _classifier_detector(folder: ModelFolder) -> Detector:
 
 def _perplexity_detector(folder: ModelFolder) -> Detector:
     def detect(table: pa.Table) -> Columns:
-        return perplexity.perplexities(table.column("text"), perplexity.read_model(folder.root, folder.fingerprint))
+        return perplexity.perplexities_under(table.column("text"), folder.root, folder.fingerprint)
 
     return Detector("perplexity", folder.fingerprint, perplexity.COLUMNS, detect)
 

@@ -57,7 +57,7 @@ def open_models(classifiers: Sequence[str], perplexity: Path | None = None) -> t
 
     Args:
         classifiers: ``NAME=FOLDER``.
-        perplexity: an n-gram model.
+        perplexity: an n-gram model, or a transformer.
 
     Returns:
         The models, and the inputs of the stage that they are.
@@ -83,13 +83,26 @@ def open_models(classifiers: Sequence[str], perplexity: Path | None = None) -> t
     models = Models(tuple(folders[number] for number in order))
     inputs = [inputs[number] for number in order]
     if perplexity is not None:
-        from llmctl.filtering.perplexity.model import open_model, read_model
-
-        source = open_model(perplexity)
-        models = replace(models, perplexity=_folder("perplexity", source))
+        source, folder = _open_perplexity(perplexity)
+        models = replace(models, perplexity=folder)
         inputs.append(source)
-        read_model(str(source.root), _folder("perplexity", source).fingerprint)
     return models, inputs
+
+
+def _open_perplexity(path: Path) -> tuple[Input, ModelFolder]:
+    """Open the model, and read it once, so that a damaged one is told before any work."""
+    from llmctl.filtering.perplexity.model import is_ngram_model, open_model, read_model
+
+    source = open_model(path)
+    fingerprint = source.manifest.fingerprint if source.manifest is not None else source.describe()["fingerprint"]
+    folder = ModelFolder("perplexity", str(source.root), fingerprint)
+    if is_ngram_model(folder.root):
+        read_model(folder.root, folder.fingerprint)
+    else:
+        from llmctl.filtering.perplexity.checkpoint import read_checkpoint
+
+        read_checkpoint(folder.root, folder.fingerprint)
+    return source, folder
 
 
 def _folder(name: str, source: Input) -> ModelFolder:

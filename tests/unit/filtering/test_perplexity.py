@@ -20,6 +20,7 @@ from llmctl.errors import UserError
 from llmctl.filtering.config import FilterConfig, FilterOptions
 from llmctl.filtering.perplexity import model as model_module
 from llmctl.filtering.perplexity import ranks as ranks_module
+from llmctl.filtering.perplexity.checkpoint import checkpoint_surprise, read_checkpoint
 from llmctl.filtering.perplexity.config import PerplexityConfig
 from llmctl.filtering.perplexity.model import perplexities, read_model
 from llmctl.filtering.perplexity.ranks import ranks
@@ -236,8 +237,8 @@ def test_workers_and_stored_scores_change_no_byte(
     def refuse(*_: object) -> None:
         raise AssertionError("documents are scored again")
 
-    monkeypatch.setattr(ranks_module, "perplexities", refuse)
-    monkeypatch.setattr(model_module, "perplexities", refuse)
+    monkeypatch.setattr(ranks_module, "perplexities_under", refuse)
+    monkeypatch.setattr(model_module, "perplexities_under", refuse)
     options = FilterOptions(workers=1, reuse_scores=str(tmp_path / "one"))
     reused = filter_run(corpus, tmp_path / "reused", other, options, perplexity_model=reference)
     assert [file.sha256 for file in reused.files] == [file.sha256 for file in measured.files]
@@ -277,3 +278,44 @@ def test_the_command_line(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "up to date" in capsys.readouterr().err
     model = read_model(str(tmp_path / "model"), "x")
     assert model.order == 3
+
+
+@pytest.mark.slow
+def test_a_transformer_gives_the_same_columns(tmp_path: Path, corpus: Path) -> None:
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    words = ["[UNK]", "the", ".", "of", "old", *NOUNS, *VERBS]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    shape = LlamaConfig(
+        vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    theirs = LlamaForCausalLM(shape).eval()
+    theirs.save_pretrained(tmp_path / "hf")
+    tokenizer.save(str(tmp_path / "hf/tokenizer.json"))
+
+    text = document(np.random.default_rng(6), 20)
+    ids = tokenizer.encode(text).ids
+    found = checkpoint_surprise(pa.array([text, "river"], pa.large_string()), str(tmp_path / "hf"), "x")
+    assert found["tokens"].tolist() == [len(ids) - 1, 0]
+    # The model's context is 64 tokens: pieces of 63 predictions, each of which starts anew.
+    total = 0.0
+    with torch.inference_mode():
+        for start in range(0, len(ids) - 1, 63):
+            piece = torch.tensor([ids[start : start + 64]])
+            loss = theirs(piece, labels=piece).loss
+            total += float(loss) * (piece.shape[1] - 1)
+    assert found["total"][0] == pytest.approx(total, rel=1e-4)
+
+    rules = config(rules={"machine_text": {"min": 0.2}})
+    chosen = {"perplexity_model": tmp_path / "hf"}
+    filter_run(corpus, tmp_path / "one", rules, FilterOptions(workers=1), **chosen)
+    filter_run(corpus, tmp_path / "two", rules, FilterOptions(workers=2), **chosen)
+    assert (tmp_path / "one/manifest.json").read_bytes() == (tmp_path / "two/manifest.json").read_bytes()
+    (tmp_path / "hf/tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="no tokenizer that can be read"):
+        read_checkpoint(str(tmp_path / "hf"), "another")

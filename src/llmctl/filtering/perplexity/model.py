@@ -46,12 +46,16 @@ def write_model(root: Path, estimates: Estimates, order: int, report: dict[str, 
 
 
 def open_model(path: Path | str) -> Input:
-    """Open a model as an input of a stage.
+    """Open a model as an input of a stage: an n-gram model, a finished llmctl run, or a Hugging Face folder.
 
     Raises:
-        UserError: the folder is not an n-gram model.
+        UserError: the folder is none of these.
     """
-    return open_input(path, role="perplexity model", kinds=(KIND,), raw=False, payload="")
+    from llmctl.filtering.perplexity.checkpoint import open_checkpoint
+
+    if is_ngram_model(str(path)) or not Path(path).is_dir():
+        return open_input(path, role="perplexity model", kinds=(KIND,), raw=False, payload="")
+    return open_checkpoint(path)
 
 
 @lru_cache(maxsize=2)
@@ -85,6 +89,20 @@ def read_model(root: str, fingerprint: str) -> Table:
     return build_table(keys.view(np.uint64), probabilities, backoffs, order, unknown)
 
 
+def is_ngram_model(root: str) -> bool:
+    """Tell whether a folder holds an n-gram model; otherwise it is a transformer."""
+    return (Path(root) / NGRAMS_NAME).is_file()
+
+
+def perplexities_under(column: pa.Array | pa.ChunkedArray, root: str, fingerprint: str) -> dict[str, np.ndarray]:
+    """Return the columns of texts under the model of a folder; see `perplexities`."""
+    if is_ngram_model(root):
+        return perplexities(column, read_model(root, fingerprint))
+    from llmctl.filtering.perplexity.checkpoint import checkpoint_surprise
+
+    return _columns(checkpoint_surprise(column, root, fingerprint))
+
+
 def perplexities(
     column: pa.Array | pa.ChunkedArray, table: Table, max_tokens: int = MAX_TOKENS
 ) -> dict[str, np.ndarray]:
@@ -95,7 +113,10 @@ def perplexities(
         ``perplexity_variation``: how much the surprise goes up and down: the standard deviation of its mean over
         `WINDOW` tokens, in nats, NaN under `MIN_WINDOWS` windows. Float64 of shape [documents].
     """
-    found = surprise(*text_buffers(column), table, max_tokens)
+    return _columns(surprise(*text_buffers(column), table, max_tokens))
+
+
+def _columns(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     tokens, windows = found["tokens"], found["window_count"]
     with np.errstate(invalid="ignore", divide="ignore"):
         perplexity = np.where(tokens >= MIN_TOKENS, np.exp(found["total"] / tokens), np.nan)

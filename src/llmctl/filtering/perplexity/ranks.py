@@ -16,7 +16,7 @@ from llmctl.artifacts.raw.read import read_block
 from llmctl.filtering.collection import Collected, Corpus, save_state, stored_findings
 from llmctl.filtering.models import ModelFolder
 from llmctl.filtering.perplexity.model import COLUMNS as SCORES
-from llmctl.filtering.perplexity.model import perplexities, read_model
+from llmctl.filtering.perplexity.model import perplexities_under
 from llmctl.filtering.scores import StoredScores
 from llmctl.runtime.pool import Unit, UnitResult, run_units
 
@@ -76,7 +76,7 @@ def rank_documents(corpus: Corpus, model: ModelFolder, scores: StoredScores | No
 def score_block(unit: Unit, context: ScoreContext) -> UnitResult:
     """Write perplexity, its variation and the number of the source of every document of a block."""
     batch = read_block(unit.payload, context.read)
-    found = perplexities(batch.table.column("text"), read_model(context.model.root, context.model.fingerprint))
+    found = perplexities_under(batch.table.column("text"), context.model.root, context.model.fingerprint)
     names = sorted(set(batch.table.column("source").to_pylist()))
     place = {name: number for number, name in enumerate(names)}
     numbers = [place[name] for name in batch.table.column("source").to_pylist()]
