@@ -1,13 +1,14 @@
 """Tokens a second of collated batches, against litdata and mosaicml-streaming delivering the same batches.
 
-    python -m venv /tmp/peers && /tmp/peers/bin/pip install litdata mosaicml-streaming
-    python benchmarks/loader.py --peers /tmp/peers/bin/python [--documents 30000] [--seq-len 2048] [--workers 0]
+    python -m venv peers && peers/bin/pip install litdata mosaicml-streaming
+    python benchmarks/loader.py --peers peers/bin/python [--documents 30000] [--seq-len 2048] [--workers 0]
 
 Documents of log-normal length are packed by best fit. llmctl packs, checks CRCs and collates from its TFRecord shards.
 The peers get an easier task: the sequences are packed for them beforehand and stored in the order in which they are
 read, each with the lengths of its pieces; they read, build inputs, labels, positions and document numbers with NumPy,
-and collate int64 batches. Digests of all rows show that all deliver the same sequences. Each contestant runs in its own
-process, in turn, for several rounds; medians. The rate of llmctl is that of the first epoch, in which checksums are
+and collate int64 batches. Digests of all rows check that all deliver the same sequences. Each contestant runs in its
+own process, in turn, for several rounds; medians. With 0 workers batches are made when they are asked for, by all; the
+one worker of llmctl is a thread that is a batch ahead. Its rate is that of the first epoch, in which checksums are
 computed; `again` is that of a later one. Prints one JSON object.
 """
 
@@ -17,6 +18,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -71,7 +73,7 @@ def timed(batches: Iterable[Any], digest: bool) -> dict[str, Any]:
 
 
 def run_llmctl(folder: Path, settings: dict[str, Any], digest: bool) -> dict[str, Any]:
-    """Deliver two epochs from shards, one batch prepared ahead in a thread, as `llmctl pretrain` does."""
+    """Deliver two epochs from shards; with a worker, a batch is made ahead in a thread, as `llmctl pretrain` does."""
     from concurrent.futures import ThreadPoolExecutor
 
     import torch
@@ -92,6 +94,10 @@ def run_llmctl(folder: Path, settings: dict[str, Any], digest: bool) -> dict[str
     Loader(open_shards(folder / "shards"), members, loader_settings).batch(1)
 
     def epoch() -> Iterator[Any]:
+        if not settings["workers"]:
+            for step in range(1, steps + 1):
+                yield to_batch(loader.batch(step))
+            return
         with ThreadPoolExecutor(1) as pool:
             upcoming = pool.submit(loader.batch, 1)
             for step in range(1, steps + 1):
@@ -281,10 +287,11 @@ def compare(arguments: argparse.Namespace, folder: Path) -> None:
     if not (folder / "shards").is_dir():
         make_shards(folder, arguments.documents)
     write_rows(folder, settings)
-    contestants = [("llmctl", sys.executable, 0)]
+    contestants = [("llmctl", sys.executable, 0), ("llmctl", sys.executable, 1)]
     if arguments.peers:
-        if not (folder / "litdata").is_dir():
-            call(arguments.peers, "store", folder, settings, False)
+        for name in ("litdata", "mds"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        call(arguments.peers, "store", folder, settings, False)
         contestants += [
             (name, arguments.peers, count) for name in ("litdata", "streaming") for count in arguments.workers
         ]
@@ -294,18 +301,21 @@ def compare(arguments: argparse.Namespace, folder: Path) -> None:
     results: dict[str, list[dict[str, Any]]] = {}
     for _ in range(arguments.rounds):
         for name, python, workers in contestants:
-            key = name if name == "llmctl" else f"{name}, {workers} workers"
-            results.setdefault(key, []).append(call(python, name, folder, {**settings, "workers": workers}, False))
+            results.setdefault(f"{name}, {workers} workers", []).append(
+                call(python, name, folder, {**settings, "workers": workers}, False)
+            )
     rates = {
         name: settings["tokens"] / statistics.median(run["seconds"] for run in runs) for name, runs in results.items()
     }
-    again = settings["tokens"] / statistics.median(run["again"] for run in results["llmctl"])
+    ours = results["llmctl, 0 workers"]
+    again = settings["tokens"] / statistics.median(run["again"] for run in ours)
+    if len({found["rows"] for found in digests.values()}) > 1:
+        raise SystemExit(f"not all delivered the same sequences: {digests}")
     print(
         json.dumps(
             {
                 "tokens": settings["tokens"],
                 "settings": settings,
-                "same_sequences": len({found["rows"] for found in digests.values()}) == 1,
                 "same_order_as_llmctl": [
                     name
                     for name, found in digests.items()
@@ -313,9 +323,11 @@ def compare(arguments: argparse.Namespace, folder: Path) -> None:
                 ],
                 "million_tokens_per_s": {name: round(rate / 1e6, 2) for name, rate in rates.items()},
                 "llmctl_again_million_tokens_per_s": round(again / 1e6, 2),
-                "prepare_epoch_s": round(statistics.median(run["prepare"] for run in results["llmctl"]), 4),
+                "prepare_epoch_s": round(statistics.median(run["prepare"] for run in ours), 4),
                 "times_as_fast": {
-                    name: round(rates["llmctl"] / rate, 2) for name, rate in rates.items() if name != "llmctl"
+                    name: round(rates["llmctl, 0 workers"] / rate, 2)
+                    for name, rate in rates.items()
+                    if "llmctl" not in name
                 },
             },
             indent=2,

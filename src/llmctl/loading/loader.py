@@ -19,7 +19,7 @@ from llmctl.loading.batches import Buffers, Documents, Packed, collate, join
 from llmctl.loading.config import MixtureConfig
 from llmctl.loading.mixture import ALL, MixturePlan, WhenExhausted, columns_of, plan_mixture
 from llmctl.loading.order import choose_validation
-from llmctl.loading.packing import ConcatEpoch, Packing, PackingFacts, SequenceStream
+from llmctl.loading.packing import ConcatEpoch, Packing, PackingFacts, SequenceStream, by_value
 from llmctl.loading.schedule import Schedule
 
 
@@ -134,9 +134,8 @@ class Loader:
         """Return what the samples `first` to `last` of a step's global batch are."""
         columns, numbers = (part[first:last] for part in self._schedule.step(step))
         epochs, places = np.empty_like(numbers), np.empty_like(numbers)
-        for column in np.unique(columns):
-            chosen = columns == column
-            epochs[chosen], places[chosen] = self.streams[int(column)].places(numbers[chosen])
+        for column, chosen in by_value(columns):
+            epochs[chosen], places[chosen] = self.streams[column].places(numbers[chosen])
         begin = (step - 1) * self.settings.global_batch_size + first
         return Samples(begin + np.arange(len(columns)), columns, epochs, places)
 
@@ -151,9 +150,8 @@ class Loader:
         """
         columns, numbers = (part[first:last] for part in self._schedule.step(step))
         places, parts = [], []
-        for column in np.unique(columns):
-            chosen = np.flatnonzero(columns == column)
-            for index, pieces in self.streams[int(column)].pieces(numbers[chosen]):
+        for column, chosen in by_value(columns):
+            for index, pieces in self.streams[column].pieces(numbers[chosen]):
                 places.append(chosen[index])
                 parts.append(pieces)
         pieces = parts[0]

@@ -167,21 +167,21 @@ class SequenceStream:
         numbers = np.arange(len(self.members), dtype=np.int64)
         return self._kind(self._lengths, self.members[permuted(numbers, len(numbers), key)], self.seq_len)
 
-    def places(self, numbers: np.ndarray) -> np.ndarray:
-        """Return (epoch, place in the epoch) of sequences, int64 [2, sequences]."""
+    def places(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (epoch, place in the epoch) of sequences, int64 [sequences] each."""
         epochs, ordinals = np.divmod(numbers, self.per_epoch)
         places = np.empty_like(ordinals)
-        for epoch, chosen in _by_value(epochs):
+        for epoch, chosen in by_value(epochs):
             key = key_of(self.seed, self.stream, epoch, _SEQUENCES)
             places[chosen] = permuted(ordinals[chosen], self.per_epoch, key)
-        return np.stack((epochs, places))
+        return epochs, places
 
     def pieces(self, numbers: np.ndarray) -> list[tuple[np.ndarray, Pieces]]:
         """Return the pieces of sequences, as (indices into `numbers`, pieces) for each epoch they lie in."""
         numbers = np.asarray(numbers, dtype=np.int64)
         epochs, places = self.places(numbers)
         found = []
-        for epoch, chosen in _by_value(epochs):
+        for epoch, chosen in by_value(epochs):
             found.append((chosen, self._epoch(epoch).pieces(places[chosen])))
         self._look_ahead(int(epochs.max()))
         return found
@@ -194,7 +194,7 @@ class SequenceStream:
             self._prepared(epoch + 1)
 
 
-def _by_value(values: np.ndarray) -> list[tuple[int, np.ndarray]]:
+def by_value(values: np.ndarray) -> list[tuple[int, np.ndarray]]:
     """Return (value, where it stands) for each value that occurs."""
     low, high = int(values.min()), int(values.max())
     if low == high:

@@ -6,6 +6,7 @@ import numpy as np
 
 from llmctl.loading.kernels import take_turns
 from llmctl.loading.mixture import MixturePlan
+from llmctl.loading.packing import by_value
 
 # Steps that are passed over at once on the way to a later one: bounds the memory that it takes.
 MAX_STEPS_AT_ONCE = 1_000
@@ -50,8 +51,7 @@ class Schedule:
         columns = take_turns(self._counts[phase], taken, size)
         self._state = (phase, step + 1, taken)
         numbers = np.empty(size, dtype=np.int64)
-        for column in np.unique(columns):
-            chosen = np.flatnonzero(columns == column)
+        for column, chosen in by_value(columns):
             numbers[chosen] = before[column] + np.arange(len(chosen))
         return columns, numbers
 
