@@ -143,7 +143,23 @@ class FamilySearch:
                 if end - begin >= _SEED_SIZE:
                     places = order[begin:end]
                     found.setdefault(places.tobytes(), places)
-        return sorted(found.values(), key=lambda places: (-len(places), places.tobytes()))
+        buckets = self._large_components(list(found.values()))
+        return sorted(buckets, key=lambda places: (-len(places), places.tobytes()))
+
+    def _large_components(self, buckets: list[np.ndarray]) -> list[np.ndarray]:
+        """Return the buckets of which enough documents for a family can be reached through shared members."""
+        from scipy import sparse
+        from scipy.sparse.csgraph import connected_components
+
+        if not buckets:
+            return []
+        one = np.concatenate([places[:-1] for places in buckets])
+        two = np.concatenate([places[1:] for places in buckets])
+        count = len(self.documents)
+        graph = sparse.coo_matrix((np.ones(len(one), np.bool_), (one, two)), shape=(count, count))
+        _, component = connected_components(graph, directed=False)
+        sizes = np.bincount(component)
+        return [places for places in buckets if sizes[component[places[0]]] >= self.limits.min_family]
 
     def _grow(self, places: np.ndarray) -> None:
         families = self.family_of[places]

@@ -43,7 +43,11 @@ class ClusterModel:
 
     def place(self, tokens: np.ndarray, ends: np.ndarray, words: int) -> np.ndarray:
         """Return the unit vectors of documents, float32 of shape [documents, dimensions]; zero without features."""
-        return unit_rows(weighted(tokens, ends, words, self.weights) @ self.components)
+        vectors = np.zeros((len(ends) - 1, self.components.shape[1]), np.float32)
+        for begin in range(0, len(vectors), _ROWS_AT_ONCE):
+            rows = weighted(tokens, ends[begin : begin + _ROWS_AT_ONCE + 1], words, self.weights)
+            vectors[begin : begin + _ROWS_AT_ONCE] = unit_rows(rows @ self.components)
+        return vectors
 
     def assign(self, vectors: np.ndarray) -> np.ndarray:
         """Return the cluster that most of the nearest references have, int32; 0 for none."""
