@@ -175,7 +175,7 @@ def test_unfinished_with_another_config_is_refused(shards, tmp_path, capsys):
 
 def test_damaged_checkpoint_falls_back(finished, shards, tmp_path, capsys):
     root = tmp_path / "run"
-    process = start(shards, root)
+    process = start(shards, root, "--no-async-checkpoints")
     wait_for_step(root, 9, process)
     process.kill()
     process.communicate()
