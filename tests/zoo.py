@@ -288,8 +288,8 @@ def _warc(zoo: _Zoo) -> None:
         warc_record("response", http_response(page, status="404 Not Found"), 3),
         warc_record("response", http_response(document(601).encode(), "text/plain"), 4),
     ]
-    zoo.add("crawl/pages.warc.gz", b"".join(gzip.compress(record, mtime=0) for record in records), 2, 2)
-    zoo.add("crawl/plain.warc", b"".join(records), 2, 2)
+    zoo.add("crawl/pages.warc.gz", b"".join(gzip.compress(record, mtime=0) for record in records), 2)
+    zoo.add("crawl/plain.warc", b"".join(records), 2)
     extracted = [warc_record("conversion", document(610 + n).encode(), n) for n in range(3)]
     zoo.add("crawl/pages.wet.gz", gzip.compress(b"".join(extracted), mtime=0), 3)
     zoo.add("crawl/cut.warc", b"".join(extracted)[:-200], 2, 1)

@@ -27,6 +27,7 @@ class Accounting:
         errors: invalid records by error; errors are told apart by their kind, which is what comes before the first
             colon, and the rest is kept as an example.
         examples: for each kind of error one whole error (the first in alphabetical order).
+        skipped: what was read and is no document, by reason; it is not among the records.
     """
 
     files: dict[str, Counter[str]] = field(default_factory=dict)
@@ -34,6 +35,7 @@ class Accounting:
     reasons: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
+    skipped: Counter[str] = field(default_factory=Counter)
 
     def add_file(self, path: str, *, kept: int = 0, removed: int = 0, invalid: int = 0) -> None:
         """Count records of one input file; ``in`` is their sum."""
@@ -52,6 +54,7 @@ class Accounting:
             self.groups.setdefault(key, Counter()).update(counts)
         self.reasons.update(other.reasons)
         self.errors.update(other.errors)
+        self.skipped.update(other.skipped)
         for kind, example in other.examples.items():
             self.examples[kind] = min(example, self.examples.get(kind, example))
 
@@ -78,6 +81,7 @@ class Accounting:
             "by_reason": dict(sorted(self.reasons.items())),
             "by_error": by_error,
             "error_examples": examples,
+            **({"skipped": dict(sorted(self.skipped.items()))} if self.skipped else {}),
             "by_file": [
                 {"path": path, **{key: counts[key] for key in RECORD_KEYS}}
                 for path, counts in sorted(self.files.items())
@@ -86,6 +90,7 @@ class Accounting:
                 {"source": source, "lang": lang, **dict(sorted(counts.items()))}
                 for (source, lang), counts in sorted(self.groups.items())
             ],
+            **({"alarms": alarms} if (alarms := self.alarms()) else {}),
         }
 
     @classmethod
@@ -95,6 +100,7 @@ class Accounting:
             reasons=Counter(mapping["by_reason"]),
             errors=Counter(mapping["by_error"]),
             examples=dict(mapping.get("error_examples", {})),
+            skipped=Counter(mapping.get("skipped", {})),
         )
         for row in mapping["by_file"]:
             accounting.files[row["path"]] = Counter({key: row[key] for key in RECORD_KEYS})
@@ -121,6 +127,9 @@ class Accounting:
     def warn(self) -> None:
         """Say on stderr which records were invalid and which sources nearly vanished."""
         records = self.records()
+        if self.skipped:
+            reasons = ", ".join(f"{count:,} × {reason}" for reason, count in sorted(self.skipped.items()))
+            console.info(f"skipped {self.skipped.total():,} answers that are no pages ({reasons})")
         if records["invalid"]:
             counts, examples = self.errors_by_kind()
             largest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:3]
@@ -132,13 +141,21 @@ class Accounting:
             for kind, _ in largest:
                 if kind.startswith("no field ") and kind in examples:
                     console.warning(examples[kind], "name the field that holds the text: --set read.text_field=NAME")
-        for what, totals in (("source", self._totals(0)), ("language", self._totals(1))):
-            for name, counts in sorted(totals.items()):
-                if counts["in"] >= ALARM_MIN_RECORDS and counts["kept"] < ALARM_KEPT_SHARE * counts["in"]:
-                    console.warning(
-                        f"{what} `{name}` is nearly wiped out: {counts['kept']:,} of {counts['in']:,} documents kept",
-                        "look at removed/ for the reasons before you train on the rest",
-                    )
+        for alarm in self.alarms():
+            console.warning(
+                f"{alarm['what']} `{alarm['name']}` is nearly wiped out: {alarm['kept']:,} of {alarm['in']:,} "
+                "documents kept",
+                "look at removed/ for the reasons before you train on the rest",
+            )
+
+    def alarms(self) -> list[dict[str, Any]]:
+        """Return the sources and languages of which next to nothing is kept."""
+        return [
+            {"what": what, "name": name, "in": counts["in"], "kept": counts["kept"]}
+            for what, totals in (("source", self._totals(0)), ("language", self._totals(1)))
+            for name, counts in sorted(totals.items())
+            if counts["in"] >= ALARM_MIN_RECORDS and counts["kept"] < ALARM_KEPT_SHARE * counts["in"]
+        ]
 
     def _totals(self, position: int) -> dict[str, Counter[str]]:
         totals: dict[str, Counter[str]] = {}

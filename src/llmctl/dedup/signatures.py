@@ -153,6 +153,7 @@ def _unit_data(batch: DocumentBatch, batch_rows: list[int]) -> dict[str, Any]:
         "content_hash": batch.content_hash,
         "files": [[path, int(count)] for path, count in zip(batch.files, counts, strict=True)],
         "invalid": [[record.file, record.error] for record in batch.invalid],
+        "skipped": dict(sorted(batch.skipped.items())),
     }
 
 

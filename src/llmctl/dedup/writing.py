@@ -97,6 +97,7 @@ def _count_files(accounting: Accounting, signed: dict[str, Any], file_index: np.
     kept_counts = np.bincount(file_index[kept], minlength=len(signed["files"]))
     for number, (path, count) in enumerate(signed["files"]):
         accounting.add_file(path, kept=int(kept_counts[number]), removed=count - int(kept_counts[number]))
+    accounting.skipped.update(signed["skipped"])
     for path, error in signed["invalid"]:
         accounting.add_file(path, invalid=1)
         accounting.errors[error.split(":")[0]] += 1

@@ -226,6 +226,7 @@ def _result(files: list[FileRecord], batch: DocumentBatch, table: pa.Table, coun
     kept = np.bincount(batch.file_index, minlength=len(batch.files))
     for number, path in enumerate(batch.files):
         accounting.add_file(path, kept=int(kept[number]))
+    accounting.skipped.update(batch.skipped)
     for record in batch.invalid:
         accounting.add_file(record.file, invalid=1)
         accounting.errors[record.error] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -91,6 +92,7 @@ class DocumentBatch:
         file_index: int32 of shape [rows]; which of `files` a row came from.
         invalid: the records that could not be read.
         content_hash: xxh3-128 of the bytes read.
+        skipped: what was read and is no document, by reason: answers of a crawl that are no pages.
     """
 
     table: pa.Table
@@ -98,3 +100,4 @@ class DocumentBatch:
     file_index: np.ndarray
     invalid: list[InvalidRecord] = field(default_factory=list)
     content_hash: str = ""
+    skipped: Counter[str] = field(default_factory=Counter)

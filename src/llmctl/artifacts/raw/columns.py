@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections import Counter
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +119,7 @@ class Columns:
         self.options = options
         self.files: list[str] = []
         self.invalid: list[InvalidRecord] = []
+        self.skipped: Counter[str] = Counter()
         self.ids: list[str] = []
         self.texts: list[str] = []
         self.sources: list[str] = []
@@ -209,7 +211,8 @@ class Columns:
         place = {name: position for position, name in enumerate(names)}
         owners = np.asarray([place[name] for name in self.files], np.int32)
         file_index = np.repeat(owners, np.diff([*self._first_rows, self._rows_done]))
-        return DocumentBatch(table.combine_chunks(), names, file_index.astype(np.int32), self.invalid, content_hash)
+        index = file_index.astype(np.int32)
+        return DocumentBatch(table.combine_chunks(), names, index, self.invalid, content_hash, self.skipped)
 
 
 def id_text(value: Any, fallback: str) -> str:

@@ -2,7 +2,7 @@
 
 Record boundaries come from our own walk along the record headers, so that one broken record costs no other; what is
 inside a record is read by fastwarc. Requests, metadata and the like are no documents and are counted nowhere; a
-response that is no text (a picture, an error page) is an invalid record.
+response that is no page (a picture, a redirection, an error) is skipped and counted by reason: nothing is broken in it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ _CONTENT_LENGTH = re.compile(rb"^content-length:[ \t]*(\d{1,18})[ \t]*\r?$", re.
 _HEADER_END = re.compile(rb"\r?\n\r?\n")
 _NEXT_RECORD = re.compile(rb"\nWARC/\d")
 _DOCUMENT_TYPES = ("response", "conversion", "resource")
+
+
+class _NoPage(Exception):
+    """A response that is whole and no document."""
 
 
 class WarcCutter:
@@ -203,6 +207,9 @@ def _add_record(record: Any, offset: int, columns: Columns) -> None:
         if len(body) > limit:
             raise RecordFault(too_long(limit))
         text, title = _text_of(body, content_type, record.http_charset or "")
+    except _NoPage as reason:
+        columns.skipped[str(reason)] += 1
+        return
     except RecordFault as fault:
         columns.reject(str(fault), None, offset, url.encode("utf-8", "replace"))
         return
@@ -229,7 +236,7 @@ def _content_type(record: Any) -> str:
     if record.is_http:
         status = record.http_headers.status_code
         if status is not None and not 200 <= status < 300:
-            raise RecordFault(f"HTTP error page: status {status}")
+            raise _NoPage(f"HTTP status {status // 100}xx" if 100 <= status < 600 else "HTTP status unknown")
         kind = record.http_content_type or ""
     else:
         kind = record.headers.get("Content-Type") or ""
@@ -244,7 +251,7 @@ def _text_of(body: bytes, content_type: str, charset: str) -> tuple[str, str]:
             return body.decode("utf-8"), ""
         except UnicodeDecodeError:
             return _decode(body, charset), ""
-    raise RecordFault(f"not text: {content_type}")
+    raise _NoPage("not text")
 
 
 def _decode(body: bytes, charset: str) -> str:
