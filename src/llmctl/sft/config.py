@@ -28,6 +28,13 @@ class SftConfig(TrainingConfig):
             identity=False,
         ),
     ] = None
+    lora_rank: Annotated[
+        int, Opt("Learn low-rank adapters of this rank instead of all weights; 0 learns all weights.", min=0)
+    ] = 0
+    lora_alpha: Annotated[float, Opt("Adapters are scaled by this over their rank; 0 takes twice the rank.", min=0)] = (
+        0.0
+    )
+    dora: Annotated[bool, Opt("Adapters learn direction and magnitude of weights apart (DoRA).")] = False
     packing: Annotated[
         Literal["isolate", "off"],
         Opt("`isolate` puts several conversations into a sequence, none of which sees another; `off` pads each."),
@@ -76,6 +83,8 @@ class SftConfig(TrainingConfig):
         super().validate()
         if not self.steps and not self.epochs:
             raise UserError("both `steps` and `epochs` are 0", "give --epochs or --steps")
+        if self.dora and not self.lora_rank:
+            raise UserError("`dora` without adapters", "give --lora-rank, such as 16")
         if self.tp > 1 or self.pp > 1:
             raise UserError(
                 "sft runs on data-parallel processes; tp and pp are for pretraining",

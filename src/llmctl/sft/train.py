@@ -6,16 +6,21 @@ import dataclasses
 import shutil
 from typing import Any
 
+import torch
+
 from llmctl import console
 from llmctl.artifacts.inputs import open_input
+from llmctl.errors import RunFailed
 from llmctl.model.huggingface import find_model_folder, load_model, read_model_config
-from llmctl.model.vocabulary import grown_shape, growth_of
+from llmctl.model.lora import adapter_tensors, add_lora, merge, save_adapter
+from llmctl.model.vocabulary import GrownTokens, grown_shape, growth_of
 from llmctl.sft.config import SftConfig
 from llmctl.sft.data import SftData, build_data, is_written, limit_seq_len, read_data, write_data
 from llmctl.sft.packing import micro_batches
 from llmctl.training.conversations.template import ChatTemplate, load_chat_template
 from llmctl.training.engines.base import Engine
 from llmctl.training.engines.choose import make_engine
+from llmctl.training.engines.common import autocast
 from llmctl.training.export import export_model, read_exported
 from llmctl.training.layout import micro_batch_size
 from llmctl.training.losses.next_token import NextTokenLoss
@@ -24,6 +29,7 @@ from llmctl.training.respond import check_vocabulary
 from llmctl.training.run import Job, TrainingRun, fit
 
 BEST_FOLDER = "best"
+ADAPTER_FOLDER = "adapter"
 TOKENIZER_FOLDER = "tokenizer"
 
 
@@ -43,11 +49,25 @@ def train(job: Job) -> dict[str, Any]:
     data = _data(job, config, template)
     config = dataclasses.replace(config, steps=data.total_steps(config))
     model = load_model(folder, grown=grown)
+    if config.lora_rank:
+        add_lora(
+            model,
+            config.lora_rank,
+            lora_alpha(config),
+            dora=config.dora,
+            seed=config.seed,
+            train_vocabulary=grown is not None,
+        )
     engine = make_engine(model, config, job.world)
     try:
-        return _Training(dataclasses.replace(job, config=config), config, data, template, engine).run()
+        return _Training(dataclasses.replace(job, config=config), config, data, template, engine, grown).run()
     finally:
         engine.close()
+
+
+def lora_alpha(config: SftConfig) -> float:
+    """Return what adapters are scaled by, over their rank."""
+    return config.lora_alpha or 2.0 * config.lora_rank
 
 
 def _data(job: Job, config: SftConfig, template: ChatTemplate) -> SftData:
@@ -71,7 +91,16 @@ def _data(job: Job, config: SftConfig, template: ChatTemplate) -> SftData:
 class _Training:
     """One run: steps, validations, and what is decided from them."""
 
-    def __init__(self, job: Job, config: SftConfig, data: SftData, template: ChatTemplate, engine: Engine) -> None:
+    def __init__(
+        self,
+        job: Job,
+        config: SftConfig,
+        data: SftData,
+        template: ChatTemplate,
+        engine: Engine,
+        grown: GrownTokens | None,
+    ) -> None:
+        self.grown = grown
         self.job, self.config, self.data, self.template, self.engine = job, config, data, template, engine
         self.loss = NextTokenLoss()
         self.size = micro_batch_size(config, engine.data_parallel_size)
@@ -132,12 +161,28 @@ class _Training:
             console.warning(
                 f"validation loss turned up: {report.loss:.4f} at step {step}, {best['loss']:.4f} at step "
                 f"{best['step']}; stopped, and the best weights are kept",
-                "more conversations, fewer epochs, or a lower --lr; --stop-on-rise 0 trains on",
+                "more conversations, fewer epochs, or a lower --lr"
+                + ("" if self.config.lora_rank else "; --lora-rank 16 --lr 2e-4 learns less by heart")
+                + "; --stop-on-rise 0 trains on",
             )
         return True
 
     def _keep_best(self) -> None:
-        export_model(self.engine, self.job.root / BEST_FOLDER, self.config, self.job.world)
+        export_model(self.engine, self.job.root / BEST_FOLDER, self.config, self.job.world, **self._plain_weights())
+
+    def _plain_weights(self) -> dict[str, Any]:
+        """Return `weights` and `shape` for `export_model`: with adapters, the merged weights; else nothing."""
+        if not self.config.lora_rank:
+            return {}
+        adapter = adapter_tensors(self.engine.full_weights(), train_vocabulary=self.grown is not None)
+        if not self.job.world.is_main:
+            return {"weights": iter(())}
+        alpha = lora_alpha(self.config)
+        if self.grown is None:  # peft's format has no place for rows that the base model lacks
+            save_adapter(self.job.root / ADAPTER_FOLDER, adapter, self.config.lora_rank, alpha)
+        start = load_model(find_model_folder(self.job.sources["model"]), grown=self.grown)
+        weights = ((name, parameter.detach()) for name, parameter in start.logical_parameters())
+        return {"weights": merge(weights, adapter, alpha / self.config.lora_rank)}
 
     @property
     def exported_step(self) -> int:
@@ -150,9 +195,12 @@ class _Training:
     def _export(self) -> None:
         root = self.job.root
         extra = {"eos_token_id": list(self.template.stop_ids), "pad_token_id": self.template.pad_id}
-        weights = None
-        if self.exported_step != self.steps.step:
-            weights = read_exported(root / BEST_FOLDER) if self.job.world.is_main else iter(())
+        given_best = self.exported_step != self.steps.step
+        given: dict[str, Any]
+        if given_best:
+            given = {"weights": read_exported(root / BEST_FOLDER) if self.job.world.is_main else iter(())}
+        else:
+            given = self._plain_weights()
         export_model(
             self.engine,
             root / "model",
@@ -160,10 +208,31 @@ class _Training:
             self.job.world,
             tokenizer_folder=root / TOKENIZER_FOLDER,
             extra_config=extra,
-            weights=weights,
+            **given,
         )
+        if self.config.lora_rank and not given_best and self.config.zero_stage < 3:
+            self._compare_merged()
         if self.job.world.is_main:
             shutil.rmtree(root / BEST_FOLDER, ignore_errors=True)
+
+    @torch.no_grad()
+    def _compare_merged(self) -> None:
+        """Compare the logits of the merged model with those of the model with its adapters."""
+        if not self.job.world.is_main:
+            return
+        ids = torch.tensor([self.data.training.row(0)[0].tolist()], device=self.engine.device)
+        adapted: Any = self.engine.model.eval()
+        merged = load_model(self.job.root / "model", device=self.engine.device)
+        with autocast(self.config.precision, self.engine.device):
+            wanted, found = (model.logits(model(ids)).float() for model in (adapted, merged))
+        difference = float((wanted - found).abs().max()) / max(float(wanted.abs().max()), 1e-6)
+        limit = 1e-3 if self.config.precision in ("fp32", "fp64") and self.config.export_precision == "fp32" else 0.1
+        if difference > limit:
+            raise RunFailed(
+                f"the merged model's logits are off by {difference:.2g} of the largest",
+                f"the adapter is in {self.job.root / ADAPTER_FOLDER}; please report this",
+            )
+        console.info(f"adapters merged into model/: logits differ by {difference:.1g} of the largest")
 
     def _statistics(self) -> dict[str, Any]:
         losses = {name: _rounded(self.state.get(name)) for name in ("before", "after")}
