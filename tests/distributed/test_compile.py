@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_compiled_layers_give_equal_numbers():
+def test_full_grid_compiled_layers_give_equal_numbers():
     import torch
 
     torch.set_num_threads(1)

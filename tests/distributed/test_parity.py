@@ -39,6 +39,9 @@ TWO = {
     "native tp2 lamb": harness.case(engine="native", tp=2, optimizer="lamb"),
     "native tp2 untied qk-norm": harness.case(engine="native", tp=2, optimizer="sgd", model=UNTIED),
     "native tp2 biases": harness.case(engine="native", tp=2, optimizer="sgd", model={"qkv_bias": True}),
+    "native tp2 vocabulary of GPT-2": harness.case(
+        engine="native", tp=2, precision="fp64", optimizer="sgd", run_steps=2, model={"vocab_size": 50257}
+    ),
     "native pp2": harness.case(engine="native", pp=2, optimizer="sgd"),
     "native pp2 adamw fp64": harness.case(engine="native", pp=2, precision="fp64"),
     "native pp2 untied": harness.case(engine="native", pp=2, model=UNTIED),

@@ -197,3 +197,26 @@ def test_parameters_are_counted_right():
         config = ModelConfig(**{**CONFIG.__dict__, **changes})
         model = Transformer(config, seed=None)
         assert sum(parameter.numel() for parameter in model.parameters()) == config.num_parameters()
+
+
+def test_logits_of_a_batch_never_exist_at_once():
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Largest(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            self.elements = max(self.elements, *sizes, 0)
+            return result
+
+    rows, vocab_size, width = 2048, 40_000, 8
+    hidden = torch.randn(rows, width, requires_grad=True)
+    weight = torch.randn(vocab_size, width, requires_grad=True)
+    with Largest() as largest:
+        loss = cross_entropy.chunked_cross_entropy(hidden, weight, torch.arange(rows))
+        loss.backward()
+    assert hidden.grad is not None and weight.grad is not None
+    assert largest.elements <= cross_entropy.CHUNK_ELEMENTS < rows * vocab_size / 4
