@@ -40,7 +40,7 @@ def survive(path: Path, **options) -> tuple[int, int]:
             assert len(batch.file_index) == batch.table.num_rows
             orjson.dumps([record.to_mapping() for record in batch.invalid])
             assert all(record.error.split(":")[0] for record in batch.invalid)
-            rows, invalid = rows + batch.table.num_rows, invalid + len(batch.invalid)
+            rows, invalid = rows + batch.table.num_rows, invalid + len(batch.invalid) + batch.skipped.total()
         counts.add(rows)
     assert len(counts) == 1, "the size of blocks changed what was read"
     return rows, invalid
