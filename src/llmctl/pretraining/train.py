@@ -31,6 +31,7 @@ from llmctl.training.run import Job, TrainingRun, fit
 
 # Above this many sequences AdamW is commonly replaced by LAMB (You et al. 2020).
 LARGE_BATCH = 1024
+_BACKENDS = {"cpu": "gloo", "cuda": "NCCL"}
 # Share of a run that may be spent waiting for data.
 MAX_DATA_WAIT = 0.02
 
@@ -104,17 +105,21 @@ def _say_what(config: PretrainConfig, data: PretrainingData, engine: Engine, job
     )
     say_mixture(data.loader)
     if layout.dp > 1:
-        console.info(f"pretrain: {_communication(config.model, layout, job.world.device.type)}")
+        console.info(f"pretrain: {_communication(config, layout, job.world.device.type)}")
     if config.global_batch_size > LARGE_BATCH and config.optimizer == "adamw":
         console.warning(
             f"a batch of {config.global_batch_size:,} sequences is large for AdamW", "consider --optimizer lamb"
         )
 
 
-def _communication(model: ModelConfig, layout: Layout, device: str) -> str:
+def _communication(config: PretrainConfig, layout: Layout, device: str) -> str:
     """Say how gradients are summed over replicas: the algorithm, and the bytes that a process sends in a step."""
     how = "ring all-reduce by gloo" if device == "cpu" else "all-reduce by NCCL, which takes a ring or a tree"
-    size = 4 * model.num_parameters() / (layout.tp * layout.pp)
+    if config.zero_stage == 3:
+        return f"gradients: reduce-scatter by {_BACKENDS[device]}; weights gathered in every forward and backward pass"
+    if config.zero_stage:
+        how = f"reduce-scatter, and all-gather of weights (ZeRO {config.zero_stage}), by {_BACKENDS[device]}"
+    size = 4 * config.model.num_parameters() / (layout.tp * layout.pp)
     return f"gradients: {how}, {2 * (layout.dp - 1) / layout.dp * size / 1e6:.1f} MB sent by each process and step"
 
 
