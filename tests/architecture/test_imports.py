@@ -11,7 +11,10 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "llmctl"
 
-STAGES = {"filtering", "dedup", "tokenization", "sharding", "pretraining", "sft", "rlhf", "planning", "diagnosis"}
+STAGES = {
+    "filtering", "dedup", "tokenization", "sharding", "pretraining", "sft", "rlhf", "evaluation", "planning",
+    "diagnosis",
+}  # fmt: skip
 # From the top down; a folder may import those below it, and those beside it where that is named.
 LAYERS: list[set[str]] = [
     {"__main__"},

@@ -31,6 +31,7 @@ COMMANDS = (
     "diagnose",
     "show",
     "generate",
+    "eval",
     "demo",
 )
 
