@@ -47,6 +47,22 @@ def command(
             "rules perplexity, perplexity_rank and machine_text.",
         ),
     ] = None,
+    bad_words: Annotated[
+        Path | None,
+        typer.Option(
+            "--bad-words",
+            metavar="FILE",
+            help="Remove documents with any word of this list (the rule bad_words); one word or phrase a line.",
+        ),
+    ] = None,
+    blocked_urls: Annotated[
+        Path | None,
+        typer.Option(
+            "--blocked-urls",
+            metavar="FILE",
+            help="Remove documents whose `url` is on this list (the rule blocked_urls); one domain or address a line.",
+        ),
+    ] = None,
     config: FilterConfig,
     options: FilterOptions,
     explain: Annotated[
@@ -68,6 +84,10 @@ def command(
         return
     if output is None:
         raise UserError("missing argument 'OUTPUT'", "llmctl filter SOURCE OUTPUT")
+    if bad_words or blocked_urls:
+        from llmctl.filtering.lists import with_lists
+
+        config = with_lists(config, bad_words, blocked_urls)
     prepare_workers(options, "llmctl.filtering.warm", source, config.read.block_bytes)
     from llmctl.filtering.stage import run
 

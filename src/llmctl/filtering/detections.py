@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmctl.filtering import languages, lexicon
+from llmctl.filtering import languages, lexicon, lists
 from llmctl.filtering.classifiers.model import read_classifier
 from llmctl.filtering.perplexity import model as perplexity
 from llmctl.filtering.rules import CLASSIFIER_PREFIX, load_rule
@@ -67,6 +67,8 @@ def detectors_for(
     if models.perplexity is not None and "perplexity" not in collected:
         found.append(_perplexity_detector(models.perplexity))
     found += [_phrase_detector(rule, policies) for rule in lexicon.phrase_rules(policies)]
+    if any(lists.RULE in policy.rules for policy in policies):
+        found.append(_address_detector(policies))
     return found
 
 
@@ -107,6 +109,13 @@ def _phrase_detector(rule: str, policies: Sequence[Policy]) -> Detector:
         return lexicon.count_listed(table, policies, rule)
 
     return Detector(rule, lexicon.identity(policies, rule), (load_rule(rule).PHRASES_COLUMN,), detect)
+
+
+def _address_detector(policies: Sequence[Policy]) -> Detector:
+    def detect(table: pa.Table) -> Columns:
+        return lists.blocked(table, policies)
+
+    return Detector(lists.RULE, lists.identity(policies), ("url_blocked",), detect)
 
 
 def declared(table: pa.Table) -> np.ndarray:

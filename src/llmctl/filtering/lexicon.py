@@ -18,7 +18,7 @@ from llmctl.text.phrases import Automaton, compile_phrases, count_phrases
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PHRASE_RULES = ("abusive_words", "restriction_notices")
+PHRASE_RULES = ("abusive_words", "bad_words", "restriction_notices")
 
 
 def phrase_rules(policies: Sequence[Policy]) -> list[str]:
@@ -31,7 +31,7 @@ def phrases_of(policy: Policy, rule: str) -> tuple[str, ...]:
     parameters = policy.rules.get(rule)
     if parameters is None:
         return ()
-    return tuple(parameters.words if rule == "abusive_words" else parameters.phrases)
+    return tuple(parameters.phrases if rule == "restriction_notices" else parameters.words)
 
 
 def identity(policies: Sequence[Policy], rule: str) -> str:

@@ -27,7 +27,9 @@ DETECTED = {
     *languages.COLUMNS,
     "classifier",
     "num_abusive_words",
+    "num_bad_words",
     "num_restriction_notices",
+    "url_blocked",
     "sensitive_entities",
     *perplexity.COLUMNS,
     *templates.COLUMNS,
@@ -44,6 +46,8 @@ LIMITS: dict[str, list[Case]] = {
     "cluster": [({}, "cluster", (1, 2, 3), (False, False, False))],  # nothing goes unless named; see test_clusters.py
     "language": [({"detected_language": 22}, "language_score", (0.49, 0.5, 0.51), TOO_LOW)],
     "abusive_words": [({"num_words": 1000}, "num_abusive_words", (9, 10, 11), TOO_HIGH)],
+    "bad_words": [({}, "num_bad_words", (0, 0, 1), TOO_HIGH)],
+    "blocked_urls": [({}, "url_blocked", (0, 0, 1), TOO_HIGH)],
     "restriction_notices": [({}, "num_restriction_notices", (0, 0, 1), TOO_HIGH)],
     "perplexity": [],  # limits are the user's; test_perplexity.py has them
     "perplexity_rank": [({}, "perplexity_rank", (0.6666, 0.6667, 0.6668), TOO_HIGH)],
