@@ -161,6 +161,23 @@ def test_a_changed_corpus_is_searched_anew(tmp_path: Path, options: FilterOption
     assert manifest.statistics["templates"]["families"] == 0  # six of each are left
 
 
+def test_a_killed_run_goes_on_with_what_the_pass_has_read(
+    tmp_path: Path, options: FilterOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = corpus(tmp_path / "in")
+    whole = run(source, tmp_path / "whole", configuration(templates="drop", clusters=True), options)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("llmctl.filtering.stage.filter_block", stop)
+        run(source, tmp_path / "killed", configuration(templates="drop", clusters=True), options)
+    monkeypatch.setattr("llmctl.filtering.collection.tokenise_block", stop)  # all blocks are read already
+    resumed = run(source, tmp_path / "killed", configuration(templates="drop", clusters=True), options)
+    assert payload(resumed) == payload(whole)
+
+
 def test_an_empty_corpus_has_no_families(tmp_path: Path, options: FilterOptions) -> None:
     (tmp_path / "in.jsonl").write_text("")
     try:
