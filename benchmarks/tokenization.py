@@ -1,15 +1,19 @@
 """Compare `llmctl tokenize` with what the tokenizers library reaches by itself on the same cores and text.
 
-    python benchmarks/tokenization.py CORPUS [--workers N] [--megabytes 40] [--rounds 3]
+    python benchmarks/tokenization.py CORPUS [--workers N] [--megabytes 40] [--rounds 3] [--datatrove PYTHON]
 
 (Not `tokenize.py`: a script of that name hides the standard library's module.)
 
-CORPUS is anything that `llmctl tokenize` reads. Three ways turn the same texts into the same ids, one after the other
+CORPUS is anything that `llmctl tokenize` reads. Several ways turn the same texts into the same ids, one after the other
 in each round, so that a busy machine slows all of them:
 
 * `encode_batch`: the library's own batch call with one thread a core; texts are in memory, nothing is written;
-* `one by one`: a process pool that encodes document after document, as Megatron-LM's `tools/preprocess_data.py` does;
-* `llmctl`: the whole command: reading, encoding, checks, writing.
+* `one by one`: a process pool that encodes document after document: the loop of Megatron-LM's
+  `tools/preprocess_data.py`, written again here (the script itself needs a whole Megatron), without its reading and
+  writing;
+* `datatrove` (with `--datatrove PYTHON`, an interpreter that has it): JsonlReader and MegatronDocumentTokenizer on the
+  file that llmctl reads, timed without its start;
+* `llmctl`: the whole command: starting, reading, encoding, checks, writing.
 
 Prints the rates in MB of text a second (medians), the ratio of llmctl to each, and llmctl's peak memory.
 """
@@ -99,6 +103,35 @@ def one_by_one(texts: list[str], tokenizer_json: str, workers: int) -> tuple[flo
         return time.perf_counter() - started, tokens
 
 
+def with_datatrove(python: str, corpus: Path, tokenizer_json: str, workers: int, scratch: Path) -> tuple[float, int]:
+    """Run datatrove's reader and tokenizer in its own interpreter; return seconds and tokens without the last ones."""
+    output = scratch / f"datatrove-{time.monotonic_ns()}"
+    code = (
+        "import os, sys, time\n"
+        "from datatrove.pipeline.readers import JsonlReader\n"
+        "from datatrove.pipeline.tokens import MegatronDocumentTokenizer\n"
+        "corpus, output, tokenizer = sys.argv[1:]\n"
+        "started = time.perf_counter()\n"
+        "reader = JsonlReader(os.path.dirname(corpus), glob_pattern=os.path.basename(corpus))\n"
+        "step = MegatronDocumentTokenizer(output, 'out', tokenizer, '<|endoftext|>', batch_size=1000)\n"
+        "documents = 0\n"
+        "def counted():\n"
+        "    global documents\n"
+        "    for document in reader.run():\n"
+        "        documents += 1\n"
+        "        yield document\n"
+        "step.run(counted())\n"
+        "seconds = time.perf_counter() - started\n"
+        "size = sum(os.path.getsize(os.path.join(output, n)) for n in os.listdir(output) if n.endswith('.bin'))\n"
+        "print(seconds, size // 2 - documents)\n"
+    )
+    environment = {**os.environ, "RAYON_NUM_THREADS": str(workers), "TOKENIZERS_PARALLELISM": "true"}
+    command = [python, "-c", code, str(corpus), str(output), tokenizer_json]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    seconds, tokens = done.stdout.split()[-2:]
+    return float(seconds), int(tokens)
+
+
 def with_llmctl(corpus: Path, tokenizer_json: str, workers: int, scratch: Path, peaks: list[int]) -> tuple[float, int]:
     """Run the command, note its peak memory in kB; return seconds and tokens without the end-of-text ones."""
     output = scratch / f"out-{time.monotonic_ns()}"
@@ -121,6 +154,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--megabytes", type=float, default=40)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--datatrove", metavar="PYTHON", help="an interpreter that has datatrove")
     arguments = parser.parse_args()
     texts = read_texts(arguments.corpus, int(arguments.megabytes * 1e6))
     size = sum(len(text.encode()) for text in texts)
@@ -139,11 +173,15 @@ def main() -> None:
                 "one by one": one_by_one(texts, tokenizer_json, arguments.workers),
                 "llmctl": with_llmctl(scratch / "corpus.jsonl", tokenizer_json, arguments.workers, scratch, peaks),
             }
+            if arguments.datatrove:
+                runs["datatrove"] = with_datatrove(
+                    arguments.datatrove, scratch / "corpus.jsonl", tokenizer_json, arguments.workers, scratch
+                )
             counts = {name: tokens for name, (_, tokens) in runs.items()}
             if len(set(counts.values())) != 1:
                 sys.exit(f"the ways disagree: {counts}")
             for name, (taken, _) in runs.items():
-                seconds[name].append(taken)
+                seconds.setdefault(name, []).append(taken)
     print(f"{size / 1e6:.1f} MB in {len(texts):,} documents, {arguments.workers} workers, {arguments.rounds} rounds")
     ours = statistics.median(seconds["llmctl"])
     for name, times in seconds.items():
