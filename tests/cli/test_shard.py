@@ -101,3 +101,26 @@ def test_any_documents_through_both_come_back(tokenizer, tmp_path_factory, texts
     assert found == kept
     manifest = json.loads((one / "manifest.json").read_text())
     assert len(found) == len(texts) - manifest["statistics"]["records"]["invalid"]
+
+
+def test_special_tokens_surrogates_and_empty_texts(tokenizer, tmp_path, capsys):
+    """Text that looks like a special token stays text; half a character is told as invalid, and nothing is lost."""
+    texts = ["<|endoftext|>", "a <|im_start|> b", "\x00", "e\u0301 \ufeff", "half \ud800", ""]
+    (tmp_path / "x.jsonl").write_text(
+        "".join(json.dumps({"id": str(n), "text": t}) + "\n" for n, t in enumerate(texts))
+    )
+    more = ["--tokenizer", str(tokenizer), "--max-invalid-share", "1", "-q"]
+    assert run(["tokenize", str(tmp_path / "x.jsonl"), str(tmp_path / "tokens"), *more]) == 0
+    assert run(["shard", str(tmp_path / "tokens"), str(tmp_path / "shards"), "-q"]) == 0
+    from tokenizers import Tokenizer
+
+    shards = open_shards(tmp_path / "shards")
+    loaded = Tokenizer.from_file(str(shards.tokenizer / "tokenizer.json"))
+    found = {
+        shards.features(number)["id"].decode(): loaded.decode(shards.tokens(number)[:-1].tolist(), False)
+        for number in range(len(shards))
+    }
+    records = json.loads((tmp_path / "tokens" / "manifest.json").read_text())["statistics"]["records"]
+    assert records["in"] == len(texts) == len(found) + records["invalid"]
+    assert {number: found[number] for number in "0123"} == {str(n): texts[n] for n in range(4)}
+    assert "4" not in found
