@@ -124,6 +124,7 @@ def test_the_text_of_documents_removed_for_other_reasons_is_masked_as_it_was_rea
     assert texts["a"].startswith("Write to <EMAIL> or <EMAIL>")
 
 
+@pytest.mark.slow
 def test_the_same_bytes_for_any_number_of_workers(raw: Path, tmp_path: Path) -> None:
     lines = (raw / "a.jsonl").read_text()
     for number in range(6):
