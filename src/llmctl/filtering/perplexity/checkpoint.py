@@ -1,4 +1,4 @@
-"""Perplexity under a trained transformer instead of an n-gram model: far slower, and a far better judge.
+"""Perplexity under a trained transformer instead of an n-gram model: far slower, and as good a judge as it is a model.
 
 Documents are scored one by one, on the CPU with one thread, so that a score does not depend on its neighbours, the
 blocks or the number of workers. The beginning of a document counts, in pieces as long as the model's context.
