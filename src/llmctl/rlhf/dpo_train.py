@@ -25,6 +25,7 @@ from llmctl.training.losses.dpo import DpoLoss
 from llmctl.training.respond import check_vocabulary
 from llmctl.training.response import response_logprobs
 from llmctl.training.run import Job, TrainingRun, fit
+from llmctl.training.sharing import replica_parts
 
 # Rewards this far apart have saturated the loss: nothing is learned any more, and the policy runs away.
 SATURATED_MARGIN = 10.0
@@ -52,9 +53,12 @@ def train(job: Job) -> dict[str, Any]:
 
     def batches(pairs: Sequence[Pair]) -> list[dict[str, torch.Tensor]]:
         ordered = sorted(pairs, key=lambda pair: -max(len(pair[0]), len(pair[1])))
-        mine = ordered[engine.data_parallel_rank :: engine.data_parallel_size]
-        parts = [mine[start : start + size] for start in range(0, len(mine), size)]
-        return [_with_reference(collate(part, template.pad_id), reference, config, job.world.device) for part in parts]
+        found = []
+        for part, counted in replica_parts(ordered, size, engine.data_parallel_rank, engine.data_parallel_size):
+            batch = collate(part, template.pad_id)
+            batch["mask"] &= counted
+            found.append(_with_reference(batch, reference, config, job.world.device))
+        return found
 
     try:
         with TrainingRun(dataclasses.replace(job, config=config), {"policy": engine}, label="dpo") as run:

@@ -28,6 +28,7 @@ from llmctl.training.losses.reward import RewardLoss
 from llmctl.training.once import prepare_once
 from llmctl.training.respond import check_vocabulary
 from llmctl.training.run import Job, TrainingRun, fit
+from llmctl.training.sharing import replica_parts
 
 TOKENIZER_FOLDER = "tokenizer"
 # Answers that the mean and spread of scores are taken from.
@@ -97,8 +98,13 @@ def collate(items: Sequence[Item], pad_id: int) -> dict[str, torch.Tensor]:
 def item_batches(items: Sequence[Item], size: int, pad_id: int, engine: Engine) -> list[dict[str, torch.Tensor]]:
     """Return this replica's micro-batches of at most `size` prompts; like lengths come together."""
     ordered = sorted(items, key=lambda item: -max(len(row) for row in item.rows))
-    mine = ordered[engine.data_parallel_rank :: engine.data_parallel_size]
-    return [collate(mine[start : start + size], pad_id) for start in range(0, len(mine), size)]
+    batches = []
+    for part, counted in replica_parts(ordered, size, engine.data_parallel_rank, engine.data_parallel_size):
+        batch = collate(part, pad_id)
+        if not counted:
+            batch["pairs"], batch["pair_weights"] = batch["pairs"][:0], batch["pair_weights"][:0]
+        batches.append(batch)
+    return batches
 
 
 def _fit(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmctl.sft.rows import Rows
+from llmctl.training.sharing import replica_parts
 
 if TYPE_CHECKING:
     import torch
@@ -133,5 +134,10 @@ def micro_batches(
     """
     lengths = rows.lengths
     ordered = sorted(packs, key=lambda pack_rows: -sum(int(lengths[row]) for row in pack_rows))
-    mine = ordered[rank::replicas]
-    return [collate(rows, mine[start : start + size], pad_id) for start in range(0, len(mine), size)]
+    batches = []
+    for part, counted in replica_parts(ordered, size, rank, replicas):
+        batch = collate(rows, part, pad_id)
+        if not counted:
+            batch["labels"].fill_(IGNORE_INDEX)
+        batches.append(batch)
+    return batches

@@ -31,7 +31,7 @@ def preference_losses(
 
 
 class DpoLoss:
-    """Summed over pairs; the weight is their number.
+    """Summed over pairs; the weight is their number. A pair without any answer token does not count.
 
     The batch holds `input_ids` [2·pairs, positions] (all chosen, then all rejected answers), `mask`
     [2·pairs, positions − 1], and `reference_logprobs` [2·pairs], the summed log-probability under the reference.
@@ -44,7 +44,7 @@ class DpoLoss:
 
     def weight(self, batch: dict[str, torch.Tensor]) -> float:
         """Return the number of pairs."""
-        return batch["input_ids"].shape[0] / 2
+        return float(batch["mask"].any(1).view(2, -1).any(0).sum())
 
     def __call__(self, model: Any, batch: dict[str, torch.Tensor]) -> LossOutput:
         """Compute the loss, and the sums of `accuracy`, `margin`, `chosen_reward` and `rejected_reward`."""
@@ -60,7 +60,8 @@ class DpoLoss:
             moved = totals - batch["reference_logprobs"]
         chosen, rejected = moved.chunk(2)
         margins = chosen - rejected
-        losses = preference_losses(margins, self.beta, self.label_smoothing, self.variant)
+        present = batch["mask"].any(1).view(2, -1).any(0)
+        losses = preference_losses(margins, self.beta, self.label_smoothing, self.variant) * present
         with torch.no_grad():
             metrics = {
                 "accuracy": (margins > 0).to(losses.dtype).sum(),
