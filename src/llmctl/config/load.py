@@ -222,13 +222,21 @@ def _convert(value: Any, target: Any, size: bool) -> Any:
         value_type = get_args(target)[1]
         return {str(key): _convert(item, value_type, size) for key, item in value.items()}
     if origin is not None and origin.__name__ == "Literal":
-        return value
+        return _word_of(value, get_args(target))
     if dataclasses.is_dataclass(target):
         assert isinstance(target, type)
         return build(target, value)
     if target is Any:
         return value
     return _convert_scalar(value, strip_none(target), size)
+
+
+def _word_of(value: Any, choices: tuple[Any, ...]) -> Any:
+    """Return the word that YAML took for a truth value: `off` and `no` are choices of some keys."""
+    if not isinstance(value, bool):
+        return value
+    words = ("on", "yes", "true") if value else ("off", "no", "false")
+    return next((word for word in words if word in choices), value)
 
 
 def _convert_scalar(value: Any, target: Any, size: bool) -> Any:

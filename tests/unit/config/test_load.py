@@ -155,3 +155,15 @@ def test_a_field_without_opt_is_a_fault() -> None:
 
     with pytest.raises(TypeError, match="size has no Opt"):
         fields_of(Careless)
+
+
+def test_off_in_yaml_is_a_word_where_it_is_a_choice(tmp_path):
+    """YAML 1.1 reads a bare `off` as false; `gradient_monitor: off` means the choice."""
+    from llmctl.training.config import TrainingConfig
+
+    path = tmp_path / "c.yaml"
+    path.write_text("gradient_monitor: off\n")
+    assert load(TrainingConfig, path, (), {}).gradient_monitor == "off"
+    assert load(TrainingConfig, None, ("gradient_monitor=off",), {}).gradient_monitor == "off"
+    with pytest.raises(UserError, match="gradient_monitor"):
+        load(TrainingConfig, None, ("gradient_monitor=on",), {})
