@@ -107,7 +107,8 @@ def warm_up(models: Models) -> None:
     edit_lines(data, offsets, [{"line_end_mark": 1.0}], np.zeros(1, np.int32))
     cut_samples(data, offsets, 8)
     if models.perplexity is not None:
-        surprise(data, offsets, build_table(np.ones(1, np.uint64), *np.zeros((2, 1), np.float32), 2, -1.0))
+        zeros = np.zeros(1, np.float32)
+        surprise(data, offsets, build_table(np.ones(1, np.uint64), zeros, zeros, 2, -1.0))
     if models.classifiers:
         score_documents(data, offsets, np.zeros(2, np.float32))
 
