@@ -14,10 +14,11 @@ from llmctl.artifacts.documents import InvalidRecord
 from llmctl.artifacts.inputs import open_input
 from llmctl.errors import UserError
 from llmctl.evaluation.config import EvalConfig
-from llmctl.evaluation.measures import distinct, is_right, pass_at_k, win_rate
+from llmctl.evaluation.measures import is_right, pass_at_k, win_rate
 from llmctl.training.conversations.formats import read_prompt
 from llmctl.training.conversations.reading import read_records
 from llmctl.training.conversations.records import BadRecord, Conversation
+from llmctl.training.diversity import distinct
 from llmctl.training.respond import Responder
 
 JUDGE_TIMEOUT_S = 3600.0

@@ -17,12 +17,6 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
-def distinct(rows: Sequence[Sequence[int]], size: int) -> float | None:
-    """Return the share of different n-grams among all of token ids (Li et al. 2016); None where there are none."""
-    grams = [tuple(row[start : start + size]) for row in rows for start in range(len(row) - size + 1)]
-    return len(set(grams)) / len(grams) if grams else None
-
-
 def last_number(text: str) -> Decimal | None:
     """Return the number after the last ``####``, or else the last number of a text; None where there is none."""
     found = _NUMBER.findall(text.rsplit("####", 1)[-1]) or _NUMBER.findall(text)

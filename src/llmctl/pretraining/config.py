@@ -52,6 +52,18 @@ class PretrainConfig(TrainingConfig):
     validate_every: Annotated[
         int, Opt("Steps between validations; 0 validates after the last step only.", min=0, identity=False)
     ] = 100
+    overfit_watch: Annotated[
+        bool,
+        Opt("At each validation judge five levels of difficulty and the diversity of samples; stop on overfitting."),
+    ] = False
+    redraw_validation_every: Annotated[
+        int, Opt("Steps after which the overfit watch draws its held-out documents anew; 0 keeps them.", min=0)
+    ] = 0
+    overfit_limit: Annotated[
+        float,
+        Opt("Score (0.6 · loss of perplexity + 0.4 · loss of diversity, against the best) that counts.", min=0),
+    ] = 0.1
+    overfit_patience: Annotated[int, Opt("Validations in a row over that limit that end the run.", min=1)] = 3
     verify_shards: Annotated[bool, Opt("Check the checksum of each record when it is first read.", identity=False)] = (
         True
     )

@@ -86,7 +86,13 @@ class PretrainingData:
         """
         if not len(self.held_out):
             return [], 0, 0
-        packed, tokens, num_bytes = self._pack_held_out()
+        return self._batches(*self._pack_held_out())
+
+    def batches_of(self, members: np.ndarray) -> tuple[list[Batch], int, int]:
+        """Return (this replica's micro-batches, tokens, bytes) of some documents, as `validation` does."""
+        return self._batches(*pack_validation(self.documents, members, self.config.seq_len, 0))
+
+    def _batches(self, packed: Packed, tokens: int, num_bytes: int) -> tuple[list[Batch], int, int]:
         whole = to_batch(packed)
         unit = self.micro_batch_size * self.replicas
         rows = whole["input_ids"].shape[0]

@@ -18,6 +18,7 @@ from llmctl.model.vocabulary import GrownTokens, grown_shape, growth_of
 from llmctl.pretraining.config import PretrainConfig
 from llmctl.pretraining.data import PretrainingData
 from llmctl.pretraining.mixture_report import say_mixture, write_plan, write_realized
+from llmctl.pretraining.overfitting import OverfitWatch
 from llmctl.pretraining.samples import SampleLog
 from llmctl.training.engines.base import Engine
 from llmctl.training.engines.choose import choose_engine, make_engine
@@ -129,11 +130,13 @@ def _run(
     loss = NextTokenLoss()
     batches, tokens, num_bytes = data.validation()
     with TrainingRun(job, {"model": engine}, label="pretrain") as run:
+        watch = OverfitWatch(data, engine, config, job.world) if config.overfit_watch and batches else None
 
-        def validate(step: int) -> None:
+        def validate(step: int) -> bool:
             report = engine.evaluate(batches, loss)
             run.validated(step, report.loss, tokens=tokens, num_bytes=num_bytes)
             run.state["validation_loss"] = report.loss
+            return watch.check(run, step, loss) if watch is not None else False
 
         if run.step == 0 and batches:
             validate(0)

@@ -262,7 +262,15 @@ class TrainingRun:
             line["bits_per_byte"] = loss * tokens / math.log(2) / num_bytes
         self._validation.write(line)
         if self._board is not None:
-            self._board.scalars("validation", line, step)
+            self._board.scalars(f"validation/{extra['set']}" if "set" in extra else "validation", line, step)
+
+    def note_validation(self, step: int, name: str, values: dict[str, float]) -> None:
+        """Write further numbers of a validation, which are no loss, as a line of their own."""
+        if not self.world.is_main:
+            return
+        self._validation.write({"step": step, "set": name, **values})
+        if self._board is not None:
+            self._board.scalars(f"validation/{name}", values, step)
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 

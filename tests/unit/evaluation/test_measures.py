@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from llmctl.evaluation.measures import distinct, is_right, last_number, pass_at_k, win_rate
+from llmctl.evaluation.measures import is_right, last_number, pass_at_k, win_rate
+from llmctl.training.diversity import distinct, repeated_share
 
 
 @pytest.mark.parametrize(("samples", "correct", "k"), [(5, 2, 1), (5, 2, 3), (6, 0, 2), (4, 4, 2), (7, 3, 5)])
@@ -35,3 +36,10 @@ def test_a_judge_that_prefers_the_first_place_gives_no_one_an_advantage() -> Non
     assert win_rate([1, 1, 1], [1, 1, 1]) == {"win_rate": 0.5, "orders_agree": 0.0, "first_place_wins": 1.0}
     assert win_rate([1, 2, 0], [2, 1, 0])["win_rate"] == 0.5
     assert win_rate([1, 1, 0], [2, 2, 0]) == {"win_rate": 5 / 6, "orders_agree": 1.0, "first_place_wins": 0.5}
+
+
+def test_text_that_goes_round_in_circles():
+    assert repeated_share([[1, 2, 3, 4, 5, 6, 7, 8]]) == 0
+    assert repeated_share([[1, 2] * 8]) == 1 - 2 / 13
+    assert repeated_share([[1, 2, 3, 4], [1, 2, 3, 4]]) == 0  # each in its own row
+    assert repeated_share([[1]]) == 0
