@@ -66,6 +66,8 @@ def test_run_second_run_and_other_configuration(tmp_path, base, data, capsys) ->
         ({"extra": ["--set", "lerning_rate=1"]}, "lerning_rate"),
         ({"extra": ["--packing", "isolated"]}, "isolate"),
         ({"extra": ["--tp", "2"]}, "data-parallel"),
+        ({"extra": ["--mix-pretrain", "0.1"]}, "--pretrain-shards"),
+        ({"extra": ["--pretrain-shards", "missing"]}, "does not exist"),
     ],
 )
 def test_mistakes_are_told(tmp_path, base, data, capsys, changes, problem: str) -> None:
@@ -73,6 +75,29 @@ def test_mistakes_are_told(tmp_path, base, data, capsys, changes, problem: str) 
     status = run(command("sft", source, tmp_path / "out", "--model", model, *FAST, *changes.get("extra", [])))
     talk = capsys.readouterr().err
     assert status == 2 and problem in talk and "Traceback" not in talk
+
+
+def test_pretraining_text_beside_the_conversations(tmp_path, base, data, capsys) -> None:
+    texts = [{"text": f"the quick brown fox {number} says hello"} for number in range(20)]
+    raw = made.write_lines(tmp_path / "raw.jsonl", texts)
+    tokens, shards = tmp_path / "tokens", tmp_path / "shards"
+    assert run(command("tokenize", raw, tokens, "--tokenizer", base, "--workers", 1)) == 0
+    assert run(command("shard", tokens, shards, "--workers", 1)) == 0
+    mixed = command("sft", data, tmp_path / "out", "--model", base, "--pretrain-shards", shards, "--json", *FAST)
+    mixed += ["--mix-pretrain", "0.10"]
+    capsys.readouterr()
+    assert run([*mixed, "--dry-run"]) == 0
+    assert json.loads(capsys.readouterr().out)["pretraining"]["mixed_share"] == 0.1
+    assert run(mixed) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)["statistics"]["pretraining"]
+    assert found["held_out_documents"] == 1 and found["perplexity"]["after"] is not None
+    assert "perplexity on held-out pretraining documents" in printed.err
+    rows = [json.loads(line) for line in (tmp_path / "out" / "validation.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if row.get("set") == "pretraining"] == [0, 1, 2]
+    assert run([*mixed[:-1], "0.2"]) == 2
+    assert "mix_pretrain" in capsys.readouterr().err
+    assert run(command("show", tmp_path / "out")) == 0
 
 
 def test_too_many_invalid_records_is_status_3_with_everything_written(tmp_path, base, capsys) -> None:

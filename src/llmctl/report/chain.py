@@ -95,7 +95,9 @@ def read_stage(folder: Path) -> StageSummary:
     duration = read_run(folder).get("duration_s")
     summary.duration_s = float(duration) if isinstance(duration, (int, float)) else None
     summary.metrics = last_of_each_step(read_log(folder / "metrics.jsonl").rows)
-    summary.validation = last_of_each_step(read_log(folder / "validation.jsonl").rows)
+    # A line with a `set` is of another text than the stage's own.
+    own = [row for row in read_log(folder / "validation.jsonl").rows if not row.get("set")]
+    summary.validation = last_of_each_step(own)
     found = manifest.statistics.get("findings")
     summary.findings = [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
     summary.samples = read_samples(folder)

@@ -69,6 +69,34 @@ class SftConfig(TrainingConfig):
     show: Annotated[
         int, Opt("Print this many rendered conversations with the learned part marked.", min=0, identity=False)
     ] = 0
+    pretrain_shards: Annotated[
+        str | None,
+        Opt(
+            "Pretraining shards (output of `llmctl shard`): the perplexity on documents held out of them is reported "
+            "before and after.",
+            identity=False,
+        ),
+    ] = None
+    mix_pretrain: Annotated[
+        float,
+        Opt(
+            "Share of the tokens of every batch that comes from `pretrain_shards`, all of them learned.", min=0, max=0.9
+        ),
+    ] = 0.0
+    pretrain_validation_fraction: Annotated[
+        float, Opt("Share of the documents of `pretrain_shards` that is held out.", min=0, max=0.5)
+    ] = 0.01
+    pretrain_validation_tokens: Annotated[
+        int, Opt("Held-out tokens that forgetting is measured on; 0 takes all.", min=0)
+    ] = 200_000
+    max_forgetting: Annotated[
+        float,
+        Opt(
+            "Warn when the perplexity on pretraining documents has risen by more than this share.",
+            min=0,
+            identity=False,
+        ),
+    ] = 0.1
     max_invalid_share: Annotated[
         float,
         Opt("Exit with status 3 when more than this share of the records is invalid.", min=0, max=1, identity=False),
@@ -83,6 +111,10 @@ class SftConfig(TrainingConfig):
         super().validate()
         if not self.steps and not self.epochs:
             raise UserError("both `steps` and `epochs` are 0", "give --epochs or --steps")
+        if self.mix_pretrain and self.pretrain_shards is None:
+            raise UserError(
+                "`mix_pretrain` without pretraining text", "give --pretrain-shards, output of `llmctl shard`"
+            )
         if self.dora and not self.lora_rank:
             raise UserError("`dora` without adapters", "give --lora-rank, such as 16")
         if self.tp > 1 or self.pp > 1:

@@ -90,42 +90,49 @@ class BatchPlan:
         return [self.packs[index] for index in chosen]
 
 
-def collate(rows: Rows, packs: Sequence[Sequence[int]], pad_id: int) -> dict[str, torch.Tensor]:
+@dataclass(frozen=True)
+class Line:
+    """One sequence ready for a model, int64 [tokens] each; `labels` are shifted, -100 where nothing is learned."""
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+    position_ids: np.ndarray
+    document_ids: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+def line_of(rows: Rows, members: Sequence[int]) -> Line:
+    """Return the sequence of a pack: the label of a position is the token after it, where that is learned."""
+    parts = []
+    for number, row in enumerate(members):
+        ids, trained = rows.row(row)
+        size = len(ids) - 1
+        labels = np.where(trained[1:], ids[1:], IGNORE_INDEX)
+        parts.append((ids[:-1], labels, np.arange(size), np.full(size, number)))
+    return Line(*(np.concatenate(columns).astype(np.int64) for columns in zip(*parts, strict=True)))
+
+
+def collate(rows: Rows, packs: Sequence[Sequence[int] | Line], pad_id: int) -> dict[str, torch.Tensor]:
     """Make a batch of packs: `input_ids`, `labels`, `position_ids`, `document_ids`, all int64 [packs, longest].
 
-    Labels are shifted: that of a position is the token after it, where that is learned. Padding is a document of its
-    own (−1) without labels.
+    Padding is a document of its own (−1) without labels. A `Line` stands for itself.
     """
     import torch
 
-    lengths = rows.lengths
-    width = max(int(sum(lengths[row] for row in pack)) for pack in packs)
-    shape = (len(packs), width)
-    input_ids = np.full(shape, pad_id, dtype=np.int64)
-    labels = np.full(shape, IGNORE_INDEX, dtype=np.int64)
-    position_ids = np.zeros(shape, dtype=np.int64)
-    document_ids = np.full(shape, -1, dtype=np.int64)
-    for line, pack_rows in enumerate(packs):
-        start = 0
-        for number, row in enumerate(pack_rows):
-            ids, trained = rows.row(row)
-            stop = start + len(ids) - 1
-            input_ids[line, start:stop] = ids[:-1]
-            labels[line, start:stop] = np.where(trained[1:], ids[1:], IGNORE_INDEX)
-            position_ids[line, start:stop] = np.arange(stop - start)
-            document_ids[line, start:stop] = number
-            start = stop
-    arrays = {
-        "input_ids": input_ids,
-        "labels": labels,
-        "position_ids": position_ids,
-        "document_ids": document_ids,
-    }
+    lines = [item if isinstance(item, Line) else line_of(rows, item) for item in packs]
+    shape = (len(lines), max(len(line) for line in lines))
+    padding = {"input_ids": pad_id, "labels": IGNORE_INDEX, "position_ids": 0, "document_ids": -1}
+    arrays = {name: np.full(shape, value, dtype=np.int64) for name, value in padding.items()}
+    for number, line in enumerate(lines):
+        for name, array in arrays.items():
+            array[number, : len(line)] = getattr(line, name)
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def micro_batches(
-    rows: Rows, packs: Sequence[Sequence[int]], size: int, pad_id: int, rank: int = 0, replicas: int = 1
+    rows: Rows, packs: Sequence[Sequence[int] | Line], size: int, pad_id: int, rank: int = 0, replicas: int = 1
 ) -> list[dict[str, torch.Tensor]]:
     """Return the micro-batches of one replica, of at most `size` sequences each.
 
@@ -133,7 +140,11 @@ def micro_batches(
     they are cut.
     """
     lengths = rows.lengths
-    ordered = sorted(packs, key=lambda pack_rows: -sum(int(lengths[row]) for row in pack_rows))
+
+    def tokens(item: Sequence[int] | Line) -> int:
+        return len(item) if isinstance(item, Line) else sum(int(lengths[row]) for row in item)
+
+    ordered = sorted(packs, key=lambda item: -tokens(item))
     batches = []
     for part, counted in replica_parts(ordered, size, rank, replicas):
         batch = collate(rows, part, pad_id)

@@ -10,9 +10,10 @@ from llmctl.artifacts.inputs import Input, open_input
 from llmctl.artifacts.manifest import Manifest
 from llmctl.config.common import RunOptions
 from llmctl.model.huggingface import find_model_folder, read_model_config
-from llmctl.model.vocabulary import find_tokenizer_folder
+from llmctl.model.vocabulary import find_tokenizer_folder, grown_shape, growth_of
 from llmctl.sft.config import SftConfig
 from llmctl.sft.data import build_data, limit_seq_len
+from llmctl.sft.pretraining import ROLE, PretrainingText
 from llmctl.training.conversations.template import load_chat_template
 from llmctl.training.launch import run_stage
 
@@ -48,6 +49,8 @@ def run(
     if config.tokenizer is not None:
         tokenizer = find_tokenizer_folder(config.tokenizer)
         inputs.append(open_input(tokenizer, role="tokenizer"))
+    if config.pretrain_shards is not None:
+        inputs.append(open_input(config.pretrain_shards, role=ROLE, kinds=("shards",), raw=False))
     return run_stage(
         "llmctl.sft.train:train",
         output,
@@ -61,9 +64,16 @@ def run(
 
 def _plan(inputs: list[Input], folder: Path, tokenizer: Path, config: SftConfig) -> dict[str, Any]:
     """Read and render everything, and say what a run would do with it."""
-    config = dataclasses.replace(config, seq_len=limit_seq_len(config.seq_len, read_model_config(folder)))
+    shape = read_model_config(folder)
+    config = dataclasses.replace(config, seq_len=limit_seq_len(config.seq_len, shape))
     by_role = {source.role: source for source in inputs}
-    data = build_data(by_role["source"], by_role.get("validation"), load_chat_template(tokenizer), config)
+    template = load_chat_template(tokenizer)
+    data = build_data(by_role["source"], by_role.get("validation"), template, config)
+    more = {}
+    if ROLE in by_role:
+        vocab_size = grown_shape(shape, growth_of(folder, shape.vocab_size, tokenizer)).vocab_size
+        text = PretrainingText(by_role[ROLE].root, config, template, vocab_size, data.training, data.plan)
+        more["pretraining"] = text.facts()
     return {
         "records": data.statistics["records"],
         "conversations": data.statistics["conversations"],
@@ -72,4 +82,5 @@ def _plan(inputs: list[Input], folder: Path, tokenizer: Path, config: SftConfig)
         "learned_tokens": data.training.num_trained,
         "by_reason": data.statistics["by_reason"],
         "by_error": data.statistics["by_error"],
+        **more,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from llmctl.model.lora import adapter_tensors, add_lora, merge, save_adapter
 from llmctl.model.vocabulary import GrownTokens, grown_shape, growth_of
 from llmctl.sft.config import SftConfig
 from llmctl.sft.data import SftData, build_data, is_written, limit_seq_len, read_data, write_data
-from llmctl.sft.packing import micro_batches
+from llmctl.sft.forgetting import Forgetting
+from llmctl.sft.packing import Line, micro_batches
+from llmctl.sft.pretraining import ROLE, PretrainingText
 from llmctl.training.conversations.template import ChatTemplate, load_chat_template
 from llmctl.training.engines.base import Engine
 from llmctl.training.engines.choose import make_engine
@@ -48,6 +51,10 @@ def train(job: Job) -> dict[str, Any]:
     check_vocabulary(template, grown_shape(shape, grown).vocab_size, tokenizer)
     data = _data(job, config, template)
     config = dataclasses.replace(config, steps=data.total_steps(config))
+    text = None
+    if ROLE in job.sources:
+        vocab_size = grown_shape(shape, grown).vocab_size
+        text = PretrainingText(job.sources[ROLE], config, template, vocab_size, data.training, data.plan)
     model = load_model(folder, grown=grown)
     if config.lora_rank:
         add_lora(
@@ -60,7 +67,7 @@ def train(job: Job) -> dict[str, Any]:
         )
     engine = make_engine(model, config, job.world)
     try:
-        return _Training(dataclasses.replace(job, config=config), config, data, template, engine, grown).run()
+        return _Training(dataclasses.replace(job, config=config), config, data, template, engine, grown, text).run()
     finally:
         engine.close()
 
@@ -99,14 +106,23 @@ class _Training:
         template: ChatTemplate,
         engine: Engine,
         grown: GrownTokens | None,
+        text: PretrainingText | None,
     ) -> None:
-        self.grown = grown
+        self.grown, self.text = grown, text
         self.job, self.config, self.data, self.template, self.engine = job, config, data, template, engine
         self.loss = NextTokenLoss()
         self.size = micro_batch_size(config, engine.data_parallel_size)
         self.validation = self._batches([[row] for row in range(len(data.validation))], validation=True)
+        self.forgetting: Forgetting | None = None
+        if text is not None:
+            lines, num_bytes = text.held_out_lines()
+            self.forgetting = Forgetting(self._batches(lines), num_bytes, config.max_forgetting)
 
-    def _batches(self, packs: list[list[int]], *, validation: bool = False) -> list[dict[str, Any]]:
+    def _step_batches(self, step: int) -> list[dict[str, Any]]:
+        mixed = self.text.lines(step) if self.text is not None else []
+        return self._batches([*self.data.plan.step(step), *mixed])
+
+    def _batches(self, packs: Sequence[Sequence[int] | Line], *, validation: bool = False) -> list[dict[str, Any]]:
         rows = self.data.validation if validation else self.data.training
         return micro_batches(
             rows, packs, self.size, self.template.pad_id, self.engine.data_parallel_rank, self.engine.data_parallel_size
@@ -123,11 +139,13 @@ class _Training:
                     run,
                     self.engine,
                     self.loss,
-                    lambda step: self._batches(self.data.plan.step(step)),
+                    self._step_batches,
                     validate=self._validate,
                     validate_every=self.config.eval_every or self.data.plan.steps_per_epoch,
                 )
         self._export()
+        if self.forgetting is not None and self.job.world.is_main:
+            self.forgetting.say(self.state, self.exported_step, mixed=self.config.mix_pretrain > 0)
         return self._statistics()
 
     @property
@@ -137,6 +155,8 @@ class _Training:
 
     def _validate(self, step: int) -> bool:
         """Record the validation loss; return True when training should stop."""
+        if self.forgetting is not None:
+            self.forgetting.measure(self.steps, self.engine, self.loss, step)
         if not len(self.data.validation):
             return False
         report = self.engine.evaluate(self.validation, self.loss)
@@ -237,8 +257,13 @@ class _Training:
     def _statistics(self) -> dict[str, Any]:
         losses = {name: _rounded(self.state.get(name)) for name in ("before", "after")}
         best = self.state.get("best")
+        more: dict[str, Any] = {}
+        if self.text is not None and self.forgetting is not None:
+            found = self.forgetting.statistics(self.state, self.exported_step)
+            more["pretraining"] = {**self.text.facts(), **found}
         return {
             **self.data.statistics,
+            **more,
             "steps": self.steps.step,
             "epochs": round(self.steps.step / self.data.plan.steps_per_epoch, 3),
             "sequences": len(self.data.plan.packs),

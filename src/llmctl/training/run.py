@@ -254,6 +254,7 @@ class TrainingRun:
             loss: mean negative log-likelihood in nats per token.
             tokens: tokens that it is the mean of.
             num_bytes: UTF-8 bytes of their text, for bits per byte; 0 if unknown.
+            extra: further values; `set` names the validation set where it is not the stage's own.
         """
         if not self.world.is_main:
             return
