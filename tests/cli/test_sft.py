@@ -31,6 +31,16 @@ def data(tmp_path_factory) -> Path:
     return made.write_lines(tmp_path_factory.mktemp("data") / "data.jsonl", records)
 
 
+@pytest.fixture(scope="module")
+def shards(base, tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("text")
+    texts = [{"text": f"the quick brown fox {number} says hello"} for number in range(20)]
+    raw = made.write_lines(root / "raw.jsonl", texts)
+    assert run(command("tokenize", raw, root / "tokens", "--tokenizer", base, "--workers", 1)) == 0
+    assert run(command("shard", root / "tokens", root / "shards", "--workers", 1)) == 0
+    return root / "shards"
+
+
 def command(*parts: object) -> list[str]:
     return [str(part) for part in parts]
 
@@ -77,12 +87,7 @@ def test_mistakes_are_told(tmp_path, base, data, capsys, changes, problem: str) 
     assert status == 2 and problem in talk and "Traceback" not in talk
 
 
-def test_pretraining_text_beside_the_conversations(tmp_path, base, data, capsys) -> None:
-    texts = [{"text": f"the quick brown fox {number} says hello"} for number in range(20)]
-    raw = made.write_lines(tmp_path / "raw.jsonl", texts)
-    tokens, shards = tmp_path / "tokens", tmp_path / "shards"
-    assert run(command("tokenize", raw, tokens, "--tokenizer", base, "--workers", 1)) == 0
-    assert run(command("shard", tokens, shards, "--workers", 1)) == 0
+def test_pretraining_text_beside_the_conversations(tmp_path, base, data, shards, capsys) -> None:
     mixed = command("sft", data, tmp_path / "out", "--model", base, "--pretrain-shards", shards, "--json", *FAST)
     mixed += ["--mix-pretrain", "0.10"]
     capsys.readouterr()
@@ -126,7 +131,7 @@ def test_every_shared_conversation_file_dry_runs(tmp_path, base, shared_data, ca
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("engine", ["native", "deepspeed"])
-def test_two_processes_train_as_one(tmp_path, base, data, engine: str) -> None:
+def test_two_processes_train_as_one(tmp_path, base, data, shards, engine: str) -> None:
     from safetensors.torch import load_file
 
     weights = []
@@ -134,7 +139,7 @@ def test_two_processes_train_as_one(tmp_path, base, data, engine: str) -> None:
         out = tmp_path / f"out{processes}"
         arguments = command(
             "sft", data, out, "--model", base, *FAST, "--processes", processes, "--engine", engine, "--lr", "1e-3",
-            "--global-batch-size", 4, "--optimizer", "sgd",
+            "--global-batch-size", 4, "--optimizer", "sgd", "--pretrain-shards", shards, "--mix-pretrain", 0.3,
         )  # fmt: skip
         done = subprocess.run([sys.executable, "-m", "llmctl", *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
