@@ -50,13 +50,14 @@ check: lint types unit architecture  ## format, lint, types, fast tests, archite
 
 test: check  ## everything that `make check` runs, and the whole chain, several processes, injected faults (small part)
 	$(BIN)/python -m pytest tests -q -n $(WORKERS) -m "slow or distributed or faults" --ignore=tests/architecture -k "not full_grid"
-	$(BIN)/python -m pytest tests/pipeline -q
+	$(BIN)/python -m pytest tests/pipeline -q -k "not full_grid"
 
 test-distributed: $(STAMP)  ## the whole grid of layouts on several processes
 	$(BIN)/python -m pytest tests/distributed -q
 
-test-faults: $(STAMP)  ## every injected fault
+test-faults: $(STAMP)  ## every injected fault, and the whole shared corpus killed and resumed
 	$(BIN)/python -m pytest tests/faults -q
+	$(BIN)/python -m pytest tests/pipeline -q -k full_grid
 
 docs: $(STAMP)  ## write the generated reference pages
 	$(BIN)/python docs/generate_reference.py
