@@ -62,7 +62,14 @@ def batch_of(step: int, seed: int) -> list[dict[str, torch.Tensor]]:
 
 def losses_of(seed: int, mode: str, limit: float, steps: range, factor: float) -> list[float]:
     """Train once and return the loss of every step that was made."""
-    settings = {"gradient_monitor": mode, "gradient_limit": limit, "max_grad_norm": 0, "seed": seed, "lr": 0.1, "optimizer": "sgd"}
+    settings = {
+        "gradient_monitor": mode,
+        "gradient_limit": limit,
+        "max_grad_norm": 0,
+        "seed": seed,
+        "lr": 0.1,
+        "optimizer": "sgd",
+    }
     config = build(
         TrainingConfig,
         {**settings, "steps": STEPS, "precision": "fp32", "tensorboard": False, "checkpoint_every": 0},
