@@ -12,6 +12,7 @@ same configuration and input goes on from there. The manifest is written last, t
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -358,8 +359,20 @@ class Output:
     def __enter__(self) -> Output:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *exception: object) -> None:
+        # A mistake that was told before any work was done must not stand in the way of the command put right.
+        if kind is not None and issubclass(kind, UserError) and self._nothing_done():
+            self.drop_state()
+            with contextlib.suppress(OSError):
+                self.root.rmdir()
         self.release()
+
+    def _nothing_done(self) -> bool:
+        """Tell whether the folder holds the claim of this run and nothing else."""
+        if self._lock is None or self.finished is not None:
+            return False
+        inside = {path.name for path in self.root.iterdir()}
+        return inside == {STATE_FOLDER} and {path.name for path in self.state.iterdir()} <= {LOCK_NAME, CLAIM_NAME}
 
 
 def _same_inputs(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:

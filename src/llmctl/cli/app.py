@@ -26,6 +26,7 @@ COMMANDS = (
     "shard",
     "pretrain",
     "sft",
+    "merge",
     "rlhf",
     "plan",
     "diagnose",

@@ -122,3 +122,10 @@ class SftConfig(TrainingConfig):
                 "sft runs on data-parallel processes; tp and pp are for pretraining",
                 "use --zero-stage to split the state over processes",
             )
+
+
+@dataclass
+class MergeConfig:
+    """How an adapter is merged into its model."""
+
+    export_precision: Annotated[Literal["fp32", "bf16"], Opt("Type of the weights in `model/`.")] = "fp32"

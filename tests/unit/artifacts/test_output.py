@@ -244,3 +244,21 @@ def test_a_disk_that_is_too_small_is_refused(tmp_path):
     require_space(tmp_path, 1)
     with pytest.raises(RunFailed, match="are needed"):
         require_space(tmp_path, 10**18)
+
+
+def test_a_mistake_told_before_any_work_leaves_no_claim(tmp_path, source):
+    """The command put right must not be refused because of the one that was wrong."""
+    with pytest.raises(UserError, match="no cluster"), claim(tmp_path / "out", source, Config(threshold=0.1)):
+        raise UserError("no cluster 3")
+    assert not (tmp_path / "out").exists()
+    with claim(tmp_path / "out", source, Config(threshold=0.2)) as out:
+        assert out.finished is None
+
+
+@pytest.mark.parametrize("failure", [RunFailed("disk"), UserError("late")])
+def test_work_that_was_done_outlives_a_failure(tmp_path, source, failure):
+    with pytest.raises(type(failure)), claim(tmp_path / "out", source) as out:
+        out.save_unit("a", {"data": 1}, [write_file(out.root, "a.bin", b"x")])
+        raise failure
+    with claim(tmp_path / "out", source) as out:
+        assert out.load_unit("a")["data"] == 1

@@ -67,6 +67,24 @@ def test_learns_merges_and_is_read_by_peft(tmp_path, made, dora: bool, tied: boo
     assert all(torch.equal(before[name], after[name]) for name in before if "_proj" not in name)
 
 
+@pytest.mark.parametrize("dora", [False, True])
+def test_the_command_merges_what_the_run_merged(tmp_path, made, base, capsys, dora: bool) -> None:
+    from llmctl.cli.app import run as llmctl
+
+    data = made.write_lines(tmp_path / "data.jsonl", made.conversations(16))
+    run(data, tmp_path / "out", config(dora=dora, epochs=1.0), RunOptions(), model=base)
+    for number, adapter in enumerate((tmp_path / "out", tmp_path / "out" / "adapter")):
+        assert llmctl(["merge", str(base), str(adapter), str(tmp_path / f"merged{number}")]) == 0
+        one, other = (load_model(folder) for folder in (tmp_path / "out", tmp_path / f"merged{number}"))
+        assert float((logits(one) - logits(other)).abs().max()) < 1e-5
+    assert llmctl(["merge", str(base), str(tmp_path / "out"), str(tmp_path / "merged0")]) == 0  # a second run: nothing
+    assert llmctl(["merge", str(base), str(base), str(tmp_path / "none")]) == 2
+    assert "holds no adapter" in capsys.readouterr().err
+    other = made.tiny_model(tmp_path / "other", hidden_size=32)
+    assert llmctl(["merge", str(other), str(tmp_path / "out"), str(tmp_path / "wrong")]) == 2
+    assert "give the model that it was trained on" in capsys.readouterr().err
+
+
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, made, base, monkeypatch) -> None:
     from llmctl.training.run import TrainingRun
 
